@@ -1,0 +1,1 @@
+"""Configuration: pydantic trees, TOML recipes, overrides. Imports no heavy library."""
