@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pearl.records.ids import GroupId, TrajectoryId, WeightVersion
@@ -119,6 +120,17 @@ class Manifest:
     def size_bytes(self) -> int:
         """Sum over shards."""
         return sum(shard.size_bytes for shard in self.shards)
+
+
+def model_hash(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> str:
+    """Hash `(name, dtype, shape)` of every tensor of a model, in any order, to 16 hex digits.
+
+    `dtype` as in safetensors (`F32`). Tied tensors count once, under the name that the checkpoint stores.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for name, dtype, shape in sorted(tensors):
+        digest.update(f"{name}|{dtype}|{','.join(map(str, shape))}\n".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
