@@ -49,6 +49,10 @@ class WeightsError(PearlError):
     """Weights cannot be published, fetched or loaded."""
 
 
+class TrainingError(PearlError):
+    """A training step cannot be done with this batch, or came out not finite; the trainer's state is unchanged."""
+
+
 class EnvironmentFault(PearlError):
     """An environment failed; the subclasses are the typed end statuses of a trajectory."""
 

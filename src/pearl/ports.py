@@ -57,7 +57,8 @@ class EngineStats:
 class Engine(Protocol):
     """One rollout worker's inference engine."""
 
-    async def info(self) -> EngineInfo: ...
+    async def info(self) -> EngineInfo:
+        """What the engine is."""
 
     async def submit(self, requests: Sequence[TurnRequest]) -> None:
         """Queue requests; a request that cannot be served ends with `EndReason.FAILED`.
@@ -80,7 +81,8 @@ class Engine(Protocol):
             WorkerLost: the worker is gone.
         """
 
-    async def stats(self) -> EngineStats: ...
+    async def stats(self) -> EngineStats:
+        """Counters and load."""
 
     def events(self) -> AsyncIterator[tuple[Chunk, ...]]:
         """The one ordered, batched stream of a worker: completions at once, progress at most every `progress_interval_s`.
@@ -167,7 +169,8 @@ class WeightStore(Protocol):
             WeightsError: the version does not rise, or the host memory budget does not hold it.
         """
 
-    async def newest(self) -> Manifest | None: ...
+    async def newest(self) -> Manifest | None:
+        """The version published last, None before the first."""
 
     async def fetch(self, manifest: Manifest, names: Sequence[str]) -> Mapping[str, bytes]:
         """Raw bytes of some shards by name, checked against their checksums.
@@ -225,7 +228,8 @@ class EnvironmentPool(Protocol):
     """Bounded slots, each with an environment of its own, outside the driver."""
 
     @property
-    def slots(self) -> int: ...
+    def slots(self) -> int:
+        """Environments open at once, at most."""
 
     async def open(self, task: Task) -> Environment:
         """Open an environment, waiting for a free slot; slots are given in the order of asking.

@@ -26,6 +26,7 @@ class TrainConfig(Section):
     advantage_offset: float = Field(1e-6, gt=0, description="Added to the standard deviation of a group's rewards.")
     micro_batch_tokens: int = Field(16384, ge=1, description="Padded tokens per forward pass of the trainer.")
     threads: int = Field(1, ge=1, description="CPU threads of the trainer.")
+    step_timeout_s: float = Field(3600, gt=0, description="Longest training step; beyond it the run stops with an error.")
 
 
 class WarmupConfig(Section):
@@ -55,3 +56,4 @@ class WeightsConfig(Section):
     """`[weights]`: publication of weight versions."""
 
     host_budget_gib: float = Field(2.0, gt=0, description="Shared memory for the two versions that are kept.")
+    timeout_s: float = Field(600, gt=0, description="Longest publication of a version, and longest load by a worker.")

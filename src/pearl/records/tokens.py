@@ -37,7 +37,7 @@ class _Packed:
     @classmethod
     def _wrap(cls, array: npt.NDArray[Any]) -> Self:
         packed = cls.__new__(cls)
-        packed._values = array
+        packed._values = array  # noqa: SLF001 - its own class
         return packed
 
     @property

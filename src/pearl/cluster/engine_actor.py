@@ -1,0 +1,106 @@
+"""A rollout worker's process: the embedded engine behind an async Ray actor, and its client."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pearl.cluster.calls import answer
+from pearl.config.engine import EngineConfig
+from pearl.engine.embedded.threaded import ThreadedEngine
+from pearl.ports import EngineInfo, EngineStats
+from pearl.records.ids import RequestId, TrajectoryId, WorkerId
+from pearl.records.training import LoadMode, LoadReport, Manifest
+from pearl.records.turn import Chunk, KvHandle, TurnRequest
+
+POLL_S = 1.0
+"""An idle worker's event stream is asked again this often; events themselves arrive at once."""
+
+
+class EngineActor:
+    """Runs in the worker's process."""
+
+    def __init__(self, model: str, config: EngineConfig, worker: int, epoch: int) -> None:
+        self._model, self._config, self._worker, self._epoch = Path(model), config, WorkerId(worker), epoch
+        self._engine: ThreadedEngine | None = None
+        self._events: AsyncIterator[tuple[Chunk, ...]] | None = None
+        self._next: asyncio.Task[tuple[Chunk, ...]] | None = None
+
+    async def start(self) -> int:
+        """Load the model; returns the process id."""
+        self._engine = await ThreadedEngine.create(self._model, self._config, worker=self._worker, epoch=self._epoch)
+        self._events = self._engine.events()
+        return os.getpid()
+
+    async def wait_for_death(self) -> None:
+        """Never returns: its caller learns of this process' death at once."""
+        await asyncio.Event().wait()
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the engine by its port's name."""
+        if self._engine is None or method not in _METHODS:
+            raise ValueError(f"engine actor: got method {method!r}, want one of {_METHODS} after start()")
+        return await getattr(self._engine, method)(*arguments)
+
+    async def poll(self, wait_s: float) -> tuple[Chunk, ...]:
+        """The next batch of chunks, or nothing after `wait_s`."""
+        if self._events is None:
+            raise ValueError("engine actor: poll() before start()")
+        if self._next is None:
+            self._next = asyncio.ensure_future(anext(self._events))
+        done, _ = await asyncio.wait([self._next], timeout=wait_s)
+        if not done:
+            return ()
+        ready, self._next = self._next, None
+        return ready.result()
+
+
+_METHODS = ("info", "submit", "interrupt", "release", "load", "stats")
+
+
+class RayEngine:
+    """The `Engine` port of a worker in another process."""
+
+    def __init__(self, actor: Any, worker: WorkerId) -> None:
+        self._actor = actor
+        self._who = f"worker {worker}"
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        return await answer(self._actor.call.remote(method, *arguments), self._who)
+
+    async def info(self) -> EngineInfo:
+        """What the engine is."""
+        info: EngineInfo = await self._call("info")
+        return info
+
+    async def submit(self, requests: Sequence[TurnRequest]) -> None:
+        """Queue requests."""
+        await self._call("submit", list(requests))
+
+    async def interrupt(self, ids: Sequence[RequestId]) -> None:
+        """End running requests, losing no token."""
+        await self._call("interrupt", list(ids))
+
+    async def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
+        """Forget a cached prefix."""
+        await self._call("release", trajectory, kv)
+
+    async def load(self, manifest: Manifest, mode: LoadMode) -> LoadReport:
+        """Take new weights."""
+        report: LoadReport = await self._call("load", manifest, mode)
+        return report
+
+    async def stats(self) -> EngineStats:
+        """Counters."""
+        stats: EngineStats = await self._call("stats")
+        return stats
+
+    async def events(self) -> AsyncIterator[tuple[Chunk, ...]]:
+        """Chunks, batch by batch."""
+        while True:
+            chunks: tuple[Chunk, ...] = await answer(self._actor.poll.remote(POLL_S), self._who)
+            if chunks:
+                yield chunks

@@ -1,0 +1,230 @@
+"""One run on Ray: processes, warm-up, the pipeline, and what is reported of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from pearl.cluster import checkpoints
+from pearl.cluster.environment_pool import RayEnvironmentPool
+from pearl.cluster.fleet import RayFleet
+from pearl.cluster.local_ray import ray_session
+from pearl.cluster.trainer_actor import RayTrainer
+from pearl.cluster.weights import SharedMemoryWeights
+from pearl.config.recipe import Recipe
+from pearl.core.shape import parse_shape
+from pearl.core.state import Gpu, GpuOwner
+from pearl.env.codec import ChatCodec
+from pearl.env.registry import build_environment, evaluation_params, player_factory
+from pearl.errors import ModelError
+from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
+from pearl.pipeline.training_loop import StepOutcome
+from pearl.records.ids import GpuId, NodeId, TaskId
+from pearl.records.trajectory import Task
+from pearl.report.journal import JournalWriter
+from pearl.report.live import JobSummary, Reporter, StepReport
+from pearl.report.run_folder import RunFolder
+
+
+def preflight(recipe: Recipe) -> None:
+    """Find what is wrong with a recipe's model and environment before anything is started or written.
+
+    Raises:
+        ModelError: the model folder is missing or has no usable tokenizer.
+        ConfigError: the environment cannot be made, or lacks what the recipe asks of it.
+    """
+    for name in ("config.json", "model.safetensors"):
+        if not (recipe.model.path / name).is_file():
+            raise ModelError(
+                f"model.path: no {name} in {recipe.model.path}; want a Hugging Face checkpoint folder "
+                "(`python scripts/make_tiny_qwen3.py --out models/tiny-qwen3` makes the demo's)"
+            )
+    ChatCodec(recipe.model.path)
+    kind, params = recipe.environment.kind, recipe.environment.params
+    build_environment(kind, params).close()
+    if recipe.warmup.steps:
+        player_factory(kind, recipe.warmup.player)
+    if recipe.evaluation.rollouts_per_task:
+        evaluation_params(kind, params)
+
+
+def run_job(recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool) -> JobSummary:
+    """Run a recipe on Ray to its end.
+
+    Raises:
+        UserError: something the user asked for cannot be done.
+        RunFailed: the run cannot go on; its folder can be resumed.
+    """
+    with ray_session(recipe.cluster):
+        return asyncio.run(_Job(recipe, folder, reporter, resume).run())
+
+
+@dataclass(slots=True)
+class _Totals:
+    """Sums over steps, for the summary."""
+
+    wait_s: float = 0.0
+    trained_tokens: int = 0
+    stale_tokens: int = 0
+    staleness_max: int = 0
+    steps: int = 0
+    last_at_s: float = 0.0
+    last_generated: int = 0
+    last_busy_s: dict[int, float] = field(default_factory=dict)
+    busy_s: float = 0.0
+    rollout_s: float = 0.0
+    """Worker-seconds that busy_s is a part of."""
+
+
+class _Job:
+    def __init__(self, recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool) -> None:
+        self.recipe, self.folder, self.reporter, self.resume = recipe, folder, reporter, resume
+        self.totals = _Totals()
+
+    async def run(self) -> JobSummary:
+        """Start everything, run, end everything."""
+        journal = JournalWriter(self.folder.journal)
+        try:
+            async with self._trainer() as trainer, self._environments() as environments:
+                weights = SharedMemoryWeights(trainer, self.recipe.weights.host_budget_gib)
+                try:
+                    start = await self._start(trainer)
+                    ports = RunPorts(
+                        fleet=RayFleet(
+                            self.recipe.model.path, self.recipe.engine, self.recipe.cluster.health_timeout_s
+                        ),
+                        weights=weights,
+                        trainer=trainer,
+                        environments=environments,
+                        codec=ChatCodec(self.recipe.model.path),
+                        journal=journal,
+                        checkpointer=checkpoints.CheckpointFolder(
+                            self.folder.checkpoints, trainer, self.recipe.checkpoint.keep
+                        ),
+                    )
+                    observer = RunObserver(step=self._on_step, stage=self.reporter.stage)
+                    result = await run(self.recipe, ports, start, observer)
+                    return self._summary(result, environments.restarts)
+                finally:
+                    weights.close()
+        finally:
+            journal.close()
+
+    @contextlib.asynccontextmanager
+    async def _trainer(self) -> AsyncIterator[RayTrainer]:
+        self.reporter.stage("trainer", f"loading {self.recipe.model.path}")
+        trainer = RayTrainer(self.recipe)
+        try:
+            await trainer.start()
+            yield trainer
+        finally:
+            trainer.stop()
+
+    @contextlib.asynccontextmanager
+    async def _environments(self) -> AsyncIterator[RayEnvironmentPool]:
+        config, cluster = self.recipe.environment, self.recipe.cluster
+        slots = min(config.slots, config.processes) if config.process_isolated else config.slots
+        pool = RayEnvironmentPool(slots, config.processes, cluster.start_timeout_s, cluster.max_environment_restarts)
+        try:
+            await pool.start()
+            yield pool
+        finally:
+            await pool.stop()
+
+    async def _start(self, trainer: RayTrainer) -> RunStart:
+        tasks = self._evaluation_tasks()
+        gpus = _local_gpus(parse_shape(self.recipe.engine.shape).gpus)
+        checkpoint = self.folder.latest_checkpoint() if self.resume else None
+        incarnation = checkpoints.begin_incarnation(self.folder.path) if self.resume else 0
+        if checkpoint is not None:
+            version, progress = await checkpoints.restore(checkpoint, trainer)
+            self.reporter.stage("resume", f"from {checkpoint.name}, {len(progress.unfinished)} groups begin again")
+            return RunStart(
+                gpus=gpus, version=version, progress=progress, incarnation=incarnation, evaluation_tasks=tasks
+            )
+        if self.recipe.warmup.steps:
+            self.reporter.stage("warm-up", f"{self.recipe.warmup.steps} supervised steps on scripted play")
+            report = await trainer.warm_up()
+            self.reporter.stage(
+                "warm-up", f"loss {report.loss_first:.3f} -> {report.loss_last:.3f} in {report.seconds:.1f} s"
+            )
+        return RunStart(gpus=gpus, incarnation=incarnation, evaluation_tasks=tasks)
+
+    def _evaluation_tasks(self) -> tuple[Task, ...]:
+        environment = self.recipe.environment
+        if not self.recipe.evaluation.rollouts_per_task:
+            return ()
+        return tuple(
+            Task(id=TaskId(f"evaluation#{number}"), environment=environment.kind, seed=number, params=params)
+            for number, params in enumerate(evaluation_params(environment.kind, environment.params))
+        )
+
+    def _on_step(self, outcome: StepOutcome) -> None:
+        totals, batch = self.totals, outcome.batch
+        elapsed_s = max(outcome.at_s - totals.last_at_s, 1e-9)
+        generated = outcome.router.generated_tokens - totals.last_generated
+        busy_s, worker_s = self._busy(outcome, elapsed_s)
+        stale = sum(tokens for staleness, tokens in batch.staleness_tokens.items() if staleness > 0)
+        tokens = sum(batch.staleness_tokens.values())
+        totals.wait_s += outcome.wait_s
+        totals.trained_tokens += outcome.report.trained_tokens
+        totals.stale_tokens += stale
+        totals.staleness_max = max(totals.staleness_max, batch.staleness_max)
+        totals.steps += 1
+        totals.last_at_s, totals.last_generated = outcome.at_s, outcome.router.generated_tokens
+        totals.busy_s += busy_s
+        totals.rollout_s += worker_s
+        weighted = sum(staleness * count for staleness, count in batch.staleness_tokens.items())
+        self.reporter.step(
+            StepReport(
+                step=totals.steps,
+                version=outcome.report.version,
+                elapsed_s=outcome.at_s,
+                reward_mean=outcome.reward_mean,
+                success_mean=outcome.success_mean,
+                tokens_per_s=generated / elapsed_s,
+                staleness_mean=weighted / max(tokens, 1),
+                staleness_max=batch.staleness_max,
+                stale_token_frac=stale / max(tokens, 1),
+                trainer_idle=min(1.0, outcome.wait_s / elapsed_s),
+                rollout_idle=1 - min(1.0, busy_s / max(worker_s, 1e-9)),
+                in_flight=outcome.active_trajectories,
+                faults={status.value: count for status, count in outcome.faults.items()},
+                metrics=outcome.report.metrics,
+            )
+        )
+
+    def _busy(self, outcome: StepOutcome, elapsed_s: float) -> tuple[float, float]:
+        """Busy and total worker-seconds since the last step; a restarted worker counts from zero again."""
+        before, now = self.totals.last_busy_s, dict(outcome.rollout_busy_s)
+        self.totals.last_busy_s = now
+        grown = [
+            busy - before.get(worker, 0.0) if busy >= before.get(worker, 0.0) else busy for worker, busy in now.items()
+        ]
+        return sum(grown), elapsed_s * len(now)
+
+    def _summary(self, result: RunResult, environment_restarts: int) -> JobSummary:
+        totals = self.totals
+        return JobSummary(
+            folder=self.folder.path,
+            steps=totals.steps,
+            wall_s=result.wall_s,
+            success_before=result.before.success if result.before else None,
+            success_after=result.after.success if result.after else None,
+            trained_tokens=totals.trained_tokens,
+            tokens_per_s=totals.trained_tokens / max(result.wall_s, 1e-9),
+            stale_token_frac=totals.stale_tokens / max(totals.trained_tokens, 1),
+            staleness_max=totals.staleness_max,
+            trainer_idle=min(1.0, totals.wait_s / max(result.wall_s, 1e-9)),
+            rollout_idle=1 - min(1.0, totals.busy_s / max(totals.rollout_s, 1e-9)),
+            faults={status.value: count for status, count in result.faults.items()},
+            worker_restarts=result.worker_restarts,
+            environment_restarts=environment_restarts,
+        )
+
+
+def _local_gpus(count: int) -> tuple[Gpu, ...]:
+    """Places for rollout workers on this host; on a machine without GPUs, shares of its CPU."""
+    return tuple(Gpu(id=GpuId(f"local/{n}"), node=NodeId("local"), owner=GpuOwner.RESERVED) for n in range(count))

@@ -1,0 +1,143 @@
+"""The trainer's process, and its client: the `Trainer` port on Ray."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from pearl.cluster.calls import answer
+from pearl.config.recipe import Recipe
+from pearl.env.codec import ChatCodec
+from pearl.env.registry import build_environment, player_factory
+from pearl.errors import RunFailed, WorkerLost
+from pearl.records.ids import GpuId, WeightVersion
+from pearl.records.training import LendReport, Manifest, TrainingBatch, TrainReport
+from pearl.train.trainer import GrpoTrainer
+from pearl.train.warmup import PlayLimits, WarmupReport, warm_up
+
+
+class TrainerActor:
+    """Runs in the trainer's process."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = recipe
+
+    def start(self) -> int:
+        """Load the model; returns the process id."""
+        recipe = self._recipe
+        self._trainer = GrpoTrainer(
+            recipe.model.path,
+            recipe.train,
+            seed=recipe.run.seed,
+            total_steps=recipe.run.steps,
+            temperature=recipe.sampling.temperature,
+        )
+        return os.getpid()
+
+    def warm_up(self) -> WarmupReport:
+        """Supervised steps on scripted play."""
+        recipe = self._recipe
+        kind, params = recipe.environment.kind, recipe.environment.params
+        return warm_up(
+            self._trainer,
+            recipe.warmup,
+            ChatCodec(recipe.model.path),
+            lambda: build_environment(kind, params),
+            player_factory(kind, recipe.warmup.player),
+            limits=PlayLimits(max_turns=recipe.rollout.max_turns, max_context_tokens=recipe.rollout.max_context_tokens),
+            seed=recipe.run.seed,
+        )
+
+    def train(self, batch: TrainingBatch) -> TrainReport:
+        """One training step."""
+        return self._trainer.train(batch)
+
+    def export(self, path: str, version: int) -> Manifest:
+        """Write the weights."""
+        return self._trainer.export(Path(path), WeightVersion(version))
+
+    def weight_bytes(self) -> int:
+        """Size of one version."""
+        parameters = self._trainer.model.parameters.values()
+        return sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+
+    def lend_gpus(self, gpus: Sequence[GpuId]) -> LendReport:
+        """Move training state off GPUs."""
+        return self._trainer.lend_gpus(gpus)
+
+    def reclaim_gpus(self, gpus: Sequence[GpuId]) -> LendReport:
+        """Move it back."""
+        return self._trainer.reclaim_gpus(gpus)
+
+    def save(self, folder: str) -> None:
+        """Write trainer state."""
+        self._trainer.save(Path(folder))
+
+    def restore(self, folder: str) -> WeightVersion:
+        """Read trainer state."""
+        return self._trainer.restore(Path(folder))
+
+
+class RayTrainer:
+    """The trainer in another process; its death ends the run, which can be resumed from the last checkpoint."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._actor: Any = ray.remote(num_cpus=0, max_restarts=0)(TrainerActor).remote(recipe)
+        self.pid = 0
+
+    async def start(self) -> None:
+        """Load the model."""
+        self.pid = await self._call("start")
+
+    async def warm_up(self) -> WarmupReport:
+        """Supervised steps on scripted play."""
+        report: WarmupReport = await self._call("warm_up")
+        return report
+
+    async def train(self, batch: TrainingBatch) -> TrainReport:
+        """One training step."""
+        report: TrainReport = await self._call("train", batch)
+        return report
+
+    async def export(self, path: Path, version: WeightVersion) -> Manifest:
+        """Write the weights to a file."""
+        manifest: Manifest = await self._call("export", str(path), version)
+        return manifest
+
+    async def weight_bytes(self) -> int:
+        """Size of one version."""
+        size_bytes: int = await self._call("weight_bytes")
+        return size_bytes
+
+    async def lend_gpus(self, gpus: Sequence[GpuId]) -> LendReport:
+        """Move training state off GPUs."""
+        report: LendReport = await self._call("lend_gpus", list(gpus))
+        return report
+
+    async def reclaim_gpus(self, gpus: Sequence[GpuId]) -> LendReport:
+        """Move it back."""
+        report: LendReport = await self._call("reclaim_gpus", list(gpus))
+        return report
+
+    async def save(self, folder: Path) -> None:
+        """Write trainer state."""
+        await self._call("save", str(folder))
+
+    async def restore(self, folder: Path) -> WeightVersion:
+        """Read trainer state."""
+        version: WeightVersion = await self._call("restore", str(folder))
+        return version
+
+    def stop(self) -> None:
+        """End the process."""
+        ray.kill(self._actor)
+
+    async def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return await answer(getattr(self._actor, method).remote(*arguments), "trainer")
+        except WorkerLost as error:
+            raise RunFailed(f"{error}; resume the run with `pearl train --resume RUN`") from error

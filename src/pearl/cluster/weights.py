@@ -1,0 +1,95 @@
+"""The `WeightStore` port in shared memory of the host: one safetensors file per version, the newest two kept.
+
+The folder belongs to the driver, so it outlives a restart of the trainer; a folder whose driver is dead is removed by the
+next run on the host.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from safetensors import safe_open
+
+from pearl.cluster.trainer_actor import RayTrainer
+from pearl.errors import WeightsError
+from pearl.records.ids import WeightVersion
+from pearl.records.training import Manifest
+from pearl.units import GIB, format_bytes
+
+KEPT_VERSIONS = 2
+_PREFIX = "pearl-weights-"
+
+
+class SharedMemoryWeights:
+    """Publishes what the trainer holds; `close` removes everything."""
+
+    def __init__(self, trainer: RayTrainer, budget_gib: float) -> None:
+        self._trainer = trainer
+        self._budget_bytes = int(budget_gib * GIB)
+        root = shared_memory_root()
+        remove_stale(root)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+        self._kept: list[Manifest] = []
+
+    async def publish(self, version: WeightVersion) -> Manifest:
+        """Write the trainer's weights as a version."""
+        newest = self._kept[-1].version if self._kept else None
+        if newest is not None and version <= newest:
+            raise WeightsError(f"weight version: got {version}, want more than {newest}, which is published")
+        needed = await self._trainer.weight_bytes() * KEPT_VERSIONS
+        if needed > self._budget_bytes:
+            raise WeightsError(
+                f"weights.host_budget_gib: {KEPT_VERSIONS} versions need {format_bytes(needed)}, "
+                f"allowed are {format_bytes(self._budget_bytes)}"
+            )
+        while len(self._kept) >= KEPT_VERSIONS:
+            self._path(self._kept.pop(0).version).unlink(missing_ok=True)
+        manifest = await self._trainer.export(self._path(version), version)
+        self._kept.append(manifest)
+        return manifest
+
+    async def newest(self) -> Manifest | None:
+        """The version published last."""
+        return self._kept[-1] if self._kept else None
+
+    async def fetch(self, manifest: Manifest, names: Sequence[str]) -> Mapping[str, bytes]:
+        """Raw bytes of some shards."""
+        if manifest not in self._kept:
+            kept = [one.version for one in self._kept]
+            raise WeightsError(f"weight version {manifest.version}: no longer kept; kept are {kept}")
+        checksums = {shard.name: shard.checksum for shard in manifest.shards}
+        fetched: dict[str, bytes] = {}
+        with safe_open(self._path(manifest.version), framework="np") as file:
+            for name in names:
+                if name not in checksums:
+                    raise WeightsError(f"weight version {manifest.version}: no shard {name!r}")
+                fetched[name] = file.get_tensor(name).tobytes()
+                if f"crc32:{zlib.crc32(fetched[name]):08x}" != checksums[name]:
+                    raise WeightsError(f"weight version {manifest.version}: shard {name!r} is damaged")
+        return fetched
+
+    def close(self) -> None:
+        """Remove every version."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, version: WeightVersion) -> Path:
+        return self.folder / f"v{version}.safetensors"
+
+
+def shared_memory_root() -> Path:
+    """Where shared memory is mounted; the temporary folder where there is none."""
+    root = Path("/dev/shm")  # noqa: S108 - run folders in it have unguessable names and mode 700
+    return root if root.is_dir() and os.access(root, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def remove_stale(root: Path) -> None:
+    """Remove what runs left behind that could not clean up after themselves."""
+    for folder in root.glob(f"{_PREFIX}*"):
+        owner = folder.name.removeprefix(_PREFIX).split("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,152 @@
+"""Attention of one iteration over the slot KV cache.
+
+The tokens of an iteration are packed into one axis, so projections run without padding; only attention needs a grid of
+sequences. Sequences are grouped by the length of their chunk, to a factor of two, so a grid is at most half padding; the
+group of single tokens (decode) needs none.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Ints = npt.NDArray[np.int64]
+
+MAX_HOLES = 2.0
+"""A group reads the cache in place when its slots span at most this many times their number; else they are gathered.
+
+Attending in vain to a slot that is not in the group costs about as much as copying its keys and values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Sequences with a chunk of new tokens each; R sequences, N = sum of `counts`.
+
+    Ordered by group, then by slot: `Batch.of` sorts.
+    """
+
+    slots: Ints
+    """Shape `[R]`, each once."""
+    starts: Ints
+    """Shape `[R]`: position of the first new token, which is the number of tokens cached before it."""
+    counts: Ints
+    """Shape `[R]`, >= 1."""
+    token_slots: Ints
+    """Shape `[N]`: slot of each new token."""
+    token_positions: Ints
+    """Shape `[N]`."""
+
+    @classmethod
+    def of(cls, slots: Ints, starts: Ints, counts: Ints) -> Self:
+        """Sort sequences into groups and lay out their tokens."""
+        if counts.max(initial=1) == 1 and (np.diff(slots) > 0).all():
+            return cls(slots=slots, starts=starts, counts=counts, token_slots=slots, token_positions=starts)
+        order = np.lexsort((slots, _group_keys(counts)))
+        slots, starts, counts = slots[order], starts[order], counts[order]
+        first = np.repeat(np.cumsum(counts) - counts, counts)
+        return cls(
+            slots=slots,
+            starts=starts,
+            counts=counts,
+            token_slots=np.repeat(slots, counts),
+            token_positions=np.repeat(starts, counts) + np.arange(len(first)) - first,
+        )
+
+    @property
+    def lasts(self) -> Ints:
+        """Shape `[R]`: index of each sequence's last new token among the N."""
+        return np.cumsum(self.counts) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Sequences that attend together: a grid of `rows` slots by `length` queries."""
+
+    tokens: slice
+    """Of the N packed tokens."""
+    rows: int
+    length: int
+    window: slice
+    """Slots read in place, when `gathered` is None."""
+    gathered: Tensor | None
+    """Shape `[rows]`: slots to copy."""
+    cells: Tensor | None
+    """Shape `[n]`: grid cell of each packed token; None when the grid has no padding."""
+    mask: Tensor
+    """Shape `[rows, 1, length, 1, reach]`: 0 where a query may look, -inf where not."""
+    reach: int
+    """Positions read, from 0."""
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attend `[n, heads, d]` queries to the cache `[slots, kv_heads, positions, d]`; gives `[n, heads d]`."""
+        _, heads, width = queries.shape
+        kv_heads = keys.shape[1]
+        share = heads // kv_heads
+        if self.cells is not None:
+            grid = queries.new_zeros(self.rows * self.length, heads, width)
+            queries = grid.index_copy_(0, self.cells, queries)
+        if self.length > 1:
+            queries = queries.view(self.rows, self.length, kv_heads, share, width).transpose(1, 2)
+        queries = queries.reshape(self.rows * kv_heads, self.length * share, width)
+        scores = torch.bmm(queries, self._read(keys).transpose(1, 2))
+        scores.view(self.rows, kv_heads, self.length, share, self.reach).add_(self.mask)
+        out = torch.bmm(torch.softmax(scores, -1), self._read(values))
+        if self.length > 1:
+            out = out.view(self.rows, kv_heads, self.length, share, width).transpose(1, 2)
+        out = out.reshape(self.rows * self.length, heads * width)
+        return out if self.cells is None else out.index_select(0, self.cells)
+
+    def _read(self, cache: Tensor) -> Tensor:
+        if self.gathered is None:
+            return cache[self.window, :, : self.reach].flatten(0, 1)
+        return cache[:, :, : self.reach].index_select(0, self.gathered).flatten(0, 1)
+
+
+def groups_of(batch: Batch) -> tuple[Group, ...]:
+    """The groups of a batch, in order of its tokens."""
+    if len(batch.counts) == len(batch.token_slots):
+        return (_group(batch.slots, batch.starts, batch.counts, slice(0, len(batch.counts))),)
+    keys = _group_keys(batch.counts)
+    edges = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
+    offsets = np.concatenate(([0], np.cumsum(batch.counts)))
+    return tuple(
+        _group(batch.slots[a:b], batch.starts[a:b], batch.counts[a:b], slice(int(offsets[a]), int(offsets[b])))
+        for a, b in itertools.pairwise(edges)
+    )
+
+
+def _group_keys(counts: Ints) -> Ints:
+    """0 for one token, then 1 for 2, 2 for 3..4, 3 for 5..8, ..."""
+    return np.ceil(np.log2(counts)).astype(np.int64)
+
+
+def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice) -> Group:
+    low, span = int(slots[0]), int(slots[-1] - slots[0]) + 1
+    length, reach = int(counts.max()), int((starts + counts).max())
+    in_place = span <= len(slots) * (MAX_HOLES if length == 1 else 1)
+    rows = span if in_place else len(slots)
+    row_of = slots - low if in_place else np.arange(len(slots))
+    row_starts = np.zeros(rows, dtype=np.int64)
+    row_starts[row_of] = starts
+    cells = None
+    if rows * length > int(counts.sum()):
+        inside = np.arange(length) < counts[:, None]
+        cells = torch.from_numpy((row_of[:, None] * length + np.arange(length))[inside])
+    last = torch.from_numpy(row_starts[:, None] + np.arange(length))
+    mask = torch.zeros(rows, length, reach).masked_fill_(torch.arange(reach) > last[:, :, None], -torch.inf)
+    return Group(
+        tokens=tokens,
+        rows=rows,
+        length=length,
+        window=slice(low, low + span),
+        gathered=None if in_place else torch.from_numpy(slots),
+        cells=cells,
+        mask=mask.view(rows, 1, length, 1, reach),
+        reach=reach,
+    )

@@ -1,0 +1,267 @@
+"""The embedded engine: continuous batching on one thread, synchronous, without a clock of its own for behaviour.
+
+One call of `step` is one iteration. The caller takes what was generated with `take_chunks`. Laws:
+
+- a request produces chunks that join without gap or overlap, and exactly one of them has an end;
+- tokens do not depend on what else is in the batch, on chunking, on eviction or on interruption (beyond float32 rounding);
+- a fault of one request ends that request; a fault of new weights leaves the old ones serving.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pearl.config.engine import EngineConfig
+from pearl.engine.embedded.attention import Batch, Ints
+from pearl.engine.embedded.model import KvCache, Model
+from pearl.engine.embedded.sampling import Draw, draw, uniform
+from pearl.engine.embedded.scheduler import Scheduler, refusal
+from pearl.engine.embedded.slots import SlotTable
+from pearl.errors import ConfigError, EngineError
+from pearl.ports import EngineInfo, EngineStats
+from pearl.records.ids import RequestId, TrajectoryId, WeightVersion, WorkerId
+from pearl.records.tokens import Floats, TokenIds
+from pearl.records.training import LoadMode, LoadReport, Manifest
+from pearl.records.turn import Chunk, EndReason, KvHandle, TurnRequest, Versions
+
+FIRST_WORKER = WorkerId(0)
+INITIAL_VERSION = WeightVersion(0)
+"""Of the weights in the model folder."""
+
+
+class EmbeddedEngine:
+    """One model, its KV slots, and the requests that use them. Not thread-safe."""
+
+    def __init__(
+        self,
+        model: Path | Model,
+        config: EngineConfig,
+        *,
+        worker: WorkerId = FIRST_WORKER,
+        epoch: int = 0,
+        version: WeightVersion = INITIAL_VERSION,
+    ) -> None:
+        """Read the model if a folder is given; sets torch's thread count for the calling thread.
+
+        Raises:
+            ModelError: the folder does not hold a supported checkpoint.
+            ConfigError: the model has fewer positions than `config.max_context_tokens`.
+        """
+        torch.set_num_threads(config.threads)
+        self._model = model if isinstance(model, Model) else Model.read(model)
+        positions = self._model.architecture.max_positions
+        if config.max_context_tokens > positions:
+            raise ConfigError(
+                f"engine.max_context_tokens: got {config.max_context_tokens}, want <= {positions} "
+                "(max_position_embeddings of the model)"
+            )
+        self._config = config
+        self._worker = worker
+        self._epoch = epoch
+        self._version = version
+        slots, limit = config.max_sequences, config.max_context_tokens
+        self._cache = KvCache(self._model.architecture, slots, limit)
+        self._table = SlotTable(slots, limit)
+        self._scheduler = Scheduler(self._table, prefill_chunk_tokens=config.prefill_chunk_tokens)
+        self._ended: list[Chunk] = []
+        self._progress_due_s = -np.inf
+        self._generated_tokens = 0
+        self._computed_prompt_tokens = 0
+        self._iterations = 0
+        self._busy_s = 0.0
+
+    # -- the port, synchronous --------------------------------------------------------------------------------------
+
+    def info(self) -> EngineInfo:
+        """What the engine is."""
+        return EngineInfo(
+            model_hash=self._model.hash,
+            epoch=self._epoch,
+            max_context_tokens=self._config.max_context_tokens,
+            kv_capacity_tokens=self._config.max_sequences * self._config.max_context_tokens,
+        )
+
+    def submit(self, requests: Sequence[TurnRequest]) -> None:
+        """Queue requests; one that cannot be served ends with `EndReason.FAILED`.
+
+        Raises:
+            EngineError: a request id is in use; none of the requests was taken.
+        """
+        ids = [request.id for request in requests]
+        for index, request_id in enumerate(ids):
+            if self._scheduler.holds(request_id) or request_id in ids[:index]:
+                raise EngineError(f"{self._name(request_id)}: this id is in use; want a new id per attempt")
+        for request in requests:
+            fault = self._refusal(request)
+            if fault is None:
+                self._scheduler.add(request)
+            else:
+                self._ended.append(_without_tokens(request, EndReason.FAILED, f"{self._name(request.id)}: {fault}"))
+
+    def interrupt(self, ids: Sequence[RequestId]) -> None:
+        """End requests with the tokens that they have; unknown ids are ignored."""
+        for request_id in ids:
+            slot = self._table.running_slot(request_id)
+            if slot is not None:
+                self._end(slot, EndReason.INTERRUPTED)
+                continue
+            request = self._scheduler.withdraw(request_id)
+            if request is not None:
+                self._ended.append(_without_tokens(request, EndReason.INTERRUPTED))
+
+    def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
+        """Forget a trajectory's prefix, at the end of its request if one is running; handles are never given out."""
+        self._table.release(trajectory)
+
+    def load(self, manifest: Manifest, mode: LoadMode) -> LoadReport:
+        """Take new weights.
+
+        Raises:
+            WeightsError: another model's weights, damaged or vanished bytes; nothing has changed.
+        """
+        began_s = time.perf_counter()
+        self._model.load(manifest)
+        self._version = manifest.version
+        recomputed = self._table.forget_kv() if mode is LoadMode.RECOMPUTE else 0
+        return LoadReport(
+            version=manifest.version,
+            load_s=time.perf_counter() - began_s,
+            loaded_bytes=manifest.size_bytes,
+            recomputed_tokens=recomputed,
+        )
+
+    def stats(self) -> EngineStats:
+        """Counters since start, and the load now."""
+        return EngineStats(
+            version=self._version,
+            running=self._table.running_count,
+            waiting=self._scheduler.waiting_count,
+            kv_used_tokens=self._table.cached_tokens,
+            generated_tokens=self._generated_tokens,
+            computed_prompt_tokens=self._computed_prompt_tokens,
+            iterations=self._iterations,
+            busy_s=self._busy_s,
+        )
+
+    # -- iterations -------------------------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Run one iteration; False when there was nothing to do."""
+        began_s = time.perf_counter()
+        for slot in self._scheduler.admit():
+            self._cache.clear(slot)
+        batch = self._scheduler.batch()
+        if batch is None:
+            return False
+        self._iterate(batch)
+        self._iterations += 1
+        self._busy_s += time.perf_counter() - began_s
+        return True
+
+    def take_chunks(self, now_s: float, force: bool = False) -> tuple[Chunk, ...]:
+        """Take ended requests, and progress of running ones when it is due (or asked for by `force`).
+
+        `now_s` is any clock that does not run backwards.
+        """
+        chunks, self._ended = self._ended, []
+        if force or now_s >= self._progress_due_s:
+            table = self._table
+            fresh = np.flatnonzero(table.running & (table.length > table.reported))
+            chunks += [self._chunk(slot) for slot in fresh.tolist()]
+            if len(fresh):
+                self._progress_due_s = now_s + self._config.progress_interval_s
+        return tuple(chunks)
+
+    def _iterate(self, batch: Batch) -> None:
+        table, slots = self._table, batch.slots
+        reached = batch.starts + batch.counts
+        complete = reached == table.length[slots]
+        logits = self._model.forward(
+            self._cache, batch, table.token_ids[batch.token_slots, batch.token_positions], batch.lasts[complete]
+        )
+        context = np.clip(table.prompt[slots] - batch.starts, 0, batch.counts)
+        table.computed[slots] += context
+        table.cached[slots] = reached
+        self._computed_prompt_tokens += int(context.sum())
+        if len(logits):
+            drawing = slots[complete]
+            positions = table.length[drawing].astype(np.uint64)
+            numbers = uniform(table.seed[drawing], positions)
+            self._record(drawing, draw(logits, table.temperature[drawing], numbers))
+
+    def _record(self, slots: Ints, drawn: Draw) -> None:
+        """Append the drawn tokens and end the requests that are complete."""
+        table = self._table
+        if not drawn.finite.all():
+            for slot in slots[~drawn.finite].tolist():
+                self._fail(slot, "the model's logits are not finite; the weights have diverged, load sound ones")
+            slots, drawn = slots[drawn.finite], drawn.only(drawn.finite)
+        at = table.length[slots]
+        table.token_ids[slots, at] = drawn.token_ids
+        table.logprobs[slots, at] = drawn.logprobs
+        table.versions[slots, at] = self._version
+        table.length[slots] = at + 1
+        self._generated_tokens += len(slots)
+        stopped = (table.stops[slots] == drawn.token_ids[:, None]).any(1)
+        ended = stopped | (at + 1 >= table.limit[slots])
+        for slot, stop in zip(slots[ended].tolist(), stopped[ended].tolist(), strict=True):
+            self._end(slot, EndReason.STOP if stop else EndReason.LENGTH)
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+
+    def _refusal(self, request: TurnRequest) -> str | None:
+        fault = refusal(
+            request,
+            vocabulary=self._model.architecture.vocabulary,
+            max_context_tokens=self._config.max_context_tokens,
+            version=self._version,
+        )
+        if fault is None and self._scheduler.serves(request.trajectory):
+            return f"trajectory {request.trajectory}: has a request here already, want one at a time"
+        return fault
+
+    def _end(self, slot: int, end: EndReason) -> None:
+        self._ended.append(self._chunk(slot, end))
+        self._table.end(slot)
+
+    def _fail(self, slot: int, fault: str) -> None:
+        name = self._name(self._table.request(slot).id)
+        self._ended.append(self._chunk(slot, EndReason.FAILED, f"{name}: {fault}"))
+        self._table.end(slot, keep=False)
+        self._cache.clear(slot)
+
+    def _chunk(self, slot: int, end: EndReason | None = None, error: str | None = None) -> Chunk:
+        table = self._table
+        token_ids, logprobs, versions = table.undelivered(slot)
+        start = int(table.reported[slot])
+        table.reported[slot] = table.length[slot]
+        return Chunk(
+            request=table.request(slot).id,
+            start=start,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            versions=versions,
+            end=end,
+            computed_prompt_tokens=int(table.computed[slot]),
+            error=error,
+        )
+
+    def _name(self, request: RequestId) -> str:
+        return f"worker {self._worker}: request {request}"
+
+
+def _without_tokens(request: TurnRequest, end: EndReason, error: str | None = None) -> Chunk:
+    return Chunk(
+        request=request.id,
+        start=len(request.context),
+        token_ids=TokenIds(),
+        logprobs=Floats(),
+        versions=Versions(),
+        end=end,
+        error=error,
+    )

@@ -1,0 +1,76 @@
+"""Evaluation: sampled play of the current weights over given tasks, apart from training."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pearl.pipeline.agent_loop import AgentLoop, AgentPorts, Attempt
+from pearl.pipeline.concurrency import Nursery
+from pearl.pipeline.tasks import derive_seed
+from pearl.records.ids import GroupId, TrajectoryId, WeightVersion
+from pearl.records.trajectory import Task, Trajectory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationResult:
+    """Success over all rollouts that ended without a fault."""
+
+    version: WeightVersion
+    success: float
+    """0..1."""
+    reward_mean: float
+    rollouts: int
+    """That count."""
+    faults: int
+    success_by_task: tuple[float, ...]
+
+
+async def evaluate(
+    ports: AgentPorts, tasks: Sequence[Task], rollouts_per_task: int, seed: int, version: WeightVersion
+) -> EvaluationResult:
+    """Play every task `rollouts_per_task` times; the sampling seeds depend on `(seed, task, rollout)` only.
+
+    So two evaluations of the same weights give the same result.
+    """
+    places = asyncio.Semaphore(ports.environments.slots)
+
+    async def play(task_number: int, rollout: int) -> Trajectory:
+        attempt = Attempt(
+            id=TrajectoryId(f"e{version}.{task_number}.{rollout}"),
+            group=GroupId(f"e{version}.{task_number}"),
+            task=replace(tasks[task_number], seed=derive_seed("evaluation task", seed, task_number, rollout) % 2**31),
+            sampling_seed=derive_seed("evaluation", seed, task_number, rollout),
+            min_version=version,
+        )
+        async with places:
+            return await AgentLoop(ports=ports, attempt=attempt).run()
+
+    async with Nursery() as nursery:
+        running = [
+            [
+                nursery.spawn(play(number, rollout), name=f"evaluation {number}.{rollout}")
+                for rollout in range(rollouts_per_task)
+            ]
+            for number in range(len(tasks))
+        ]
+        ended = [[await one for one in row] for row in running]
+    return _result(version, ended)
+
+
+def _result(version: WeightVersion, ended: Sequence[Sequence[Trajectory]]) -> EvaluationResult:
+    valid = [[t for t in row if t.status.trainable] for row in ended]
+    flat = [t for row in valid for t in row]
+    return EvaluationResult(
+        version=version,
+        success=_mean([float(bool(t.success)) for t in flat]),
+        reward_mean=_mean([t.reward for t in flat]),
+        rollouts=len(flat),
+        faults=sum(map(len, ended)) - len(flat),
+        success_by_task=tuple(_mean([float(bool(t.success)) for t in row]) for row in valid),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

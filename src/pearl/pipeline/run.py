@@ -1,0 +1,228 @@
+"""One run, from ports to result: the composition of the hot path, alike in the real and the simulated world."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pearl.config.recipe import Recipe
+from pearl.core.shape import parse_shape
+from pearl.core.state import Gpu
+from pearl.pipeline.agent_loop import AgentPorts
+from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
+from pearl.pipeline.evaluation import EvaluationResult, evaluate
+from pearl.pipeline.rollout import Rollout, RolloutProgress
+from pearl.pipeline.state import StateHolder
+from pearl.pipeline.tasks import TaskStream
+from pearl.pipeline.training_loop import Checkpointer, NoHooks, StepOutcome, TrainingHooks, TrainingLoop
+from pearl.pipeline.workers import Workers, specs_of
+from pearl.ports import Codec, EnvironmentPool, Fleet, JournalSink, Trainer, WeightStore
+from pearl.records.ids import WeightVersion
+from pearl.records.training import LoadMode, Manifest
+from pearl.records.trajectory import GroupStatus, Task, TrajectoryStatus
+
+FLUSH_TIMEOUT_S = 30.0
+"""For the journal to reach the disk at the end of a run."""
+
+FIRST_VERSION = WeightVersion(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPorts:
+    """The world that a run lives in."""
+
+    fleet: Fleet
+    weights: WeightStore
+    trainer: Trainer
+    environments: EnvironmentPool
+    codec: Codec
+    journal: JournalSink
+    checkpointer: Checkpointer
+    hooks: TrainingHooks = field(default_factory=NoHooks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """Where a run begins."""
+
+    gpus: tuple[Gpu, ...]
+    """For rollout, in the order in which workers take them."""
+    version: WeightVersion = field(default=FIRST_VERSION)
+    """Of the trainer now; larger than 0 when resumed."""
+    progress: RolloutProgress = field(default_factory=lambda: RolloutProgress(cursor=0, consumed=0, unfinished=()))
+    incarnation: int = 0
+    """How often the run was resumed."""
+    evaluation_tasks: tuple[Task, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunObserver:
+    """What a run tells while it goes on."""
+
+    step: Callable[[StepOutcome], None] = lambda _: None
+    stage: Callable[[str, str], None] = lambda _name, _text: None
+    """Name of a stage and what it does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """A run, ended."""
+
+    version: WeightVersion
+    wall_s: float
+    """Of training, evaluation and start-up left out."""
+    before: EvaluationResult | None
+    after: EvaluationResult | None
+    generated_tokens: int
+    turns: int
+    continued_turns: int
+    worker_restarts: int
+    worker_losses: int
+    faults: dict[TrajectoryStatus, int]
+    group_ends: dict[GroupStatus, int]
+
+
+async def run(recipe: Recipe, ports: RunPorts, start: RunStart, observer: RunObserver) -> RunResult:
+    """Run a recipe to its end.
+
+    Raises:
+        RunFailed: a bound on restarts, failures or waits was passed; workers are stopped and the journal is flushed.
+    """
+    start_s = asyncio.get_running_loop().time()
+    try:
+        async with Nursery() as nursery:
+            return await _Run(recipe, ports, start, observer, nursery, start_s).run()
+    finally:
+        await _flush(ports.journal)
+
+
+async def _flush(journal: JournalSink) -> None:
+    async with guard(FLUSH_TIMEOUT_S, "journal flush"):
+        await journal.flush()
+
+
+class _Run:
+    def __init__(
+        self,
+        recipe: Recipe,
+        ports: RunPorts,
+        start: RunStart,
+        observer: RunObserver,
+        nursery: Nursery,
+        start_s: float,
+    ) -> None:
+        self.recipe, self.ports, self.start, self.observer = recipe, ports, start, observer
+        self.nursery, self.start_s = nursery, start_s
+        self.workers = Workers(
+            fleet=ports.fleet,
+            state=StateHolder(ports.journal, start_s),
+            nursery=nursery,
+            start_timeout_s=recipe.cluster.start_timeout_s,
+            load_timeout_s=recipe.weights.timeout_s,
+            load_mode=LoadMode(recipe.engine.on_load),
+            max_restarts=recipe.cluster.max_worker_restarts,
+            max_turn_attempts=recipe.rollout.max_turn_attempts,
+        )
+        self.agents = AgentPorts(
+            router=self.workers.router,
+            environments=ports.environments,
+            codec=ports.codec,
+            journal=ports.journal,
+            limits=recipe.rollout,
+            max_new_tokens=recipe.sampling.max_new_tokens,
+            temperature=recipe.sampling.temperature,
+            start_s=start_s,
+        )
+        self.rollout = self._rollout()
+
+    def _rollout(self) -> Rollout:
+        recipe = self.recipe
+        return Rollout(
+            ports=self.agents,
+            tasks=TaskStream(
+                environment=recipe.environment.kind, params=recipe.environment.params, seed=recipe.run.seed
+            ),
+            nursery=self.nursery,
+            progress=self.start.progress,
+            max_groups=recipe.run.steps * recipe.rollout.groups_per_batch,
+            incarnation=self.start.incarnation,
+        )
+
+    async def run(self) -> RunResult:
+        """Start, evaluate, train, evaluate, stop."""
+        loop = asyncio.get_running_loop()
+        try:
+            await self._start()
+            before = await self._evaluate("before", self.start.version) if self.start.incarnation == 0 else None
+            self.observer.stage("training", f"up to {self.recipe.run.steps} steps")
+            began_s = loop.time()
+            version = await self._training_loop().run()
+            wall_s = loop.time() - began_s
+            after = await self._evaluate("after", version)
+        finally:
+            await self._stop()
+        return self._result(version, wall_s, before, after)
+
+    async def _start(self) -> None:
+        shape = parse_shape(self.recipe.engine.shape)
+        self.observer.stage("rollout", f"starting {shape}")
+        manifest = await self._publish()
+        await self.workers.start(self.start.gpus, specs_of(shape.roles(), self.start.gpus), manifest)
+
+    async def _publish(self) -> Manifest:
+        async with guard(self.recipe.weights.timeout_s, f"publication of weights {self.start.version}"):
+            return await self.ports.weights.publish(self.start.version)
+
+    def _training_loop(self) -> TrainingLoop:
+        return TrainingLoop(
+            recipe=self.recipe,
+            trainer=self.ports.trainer,
+            weights=self.ports.weights,
+            workers=self.workers,
+            rollout=self.rollout,
+            journal=self.ports.journal,
+            checkpointer=self.ports.checkpointer,
+            hooks=self.ports.hooks,
+            observe=self.observer.step,
+            start_s=self.start_s,
+            version=self.start.version,
+        )
+
+    async def _evaluate(self, when: str, version: WeightVersion) -> EvaluationResult | None:
+        config, tasks = self.recipe.evaluation, self.start.evaluation_tasks
+        if not config.rollouts_per_task or not tasks:
+            return None
+        count = len(tasks) * config.rollouts_per_task
+        self.observer.stage("evaluation", f"{when} training: {len(tasks)} tasks, {count} rollouts")
+        return await evaluate(self.agents, tasks, config.rollouts_per_task, config.seed, version)
+
+    async def _stop(self) -> None:
+        # The end of a run must not hang on a worker that does.
+        try:
+            async with guard(30.0, "stopping the rollout workers"):
+                await self.workers.stop()
+        except GuardExpired as error:
+            self.observer.stage("warning", str(error))
+
+    def _result(
+        self,
+        version: WeightVersion,
+        wall_s: float,
+        before: EvaluationResult | None,
+        after: EvaluationResult | None,
+    ) -> RunResult:
+        counts = self.workers.router.counts
+        return RunResult(
+            version=version,
+            wall_s=wall_s,
+            before=before,
+            after=after,
+            generated_tokens=counts.generated_tokens,
+            turns=counts.turns,
+            continued_turns=counts.continued,
+            worker_restarts=self.workers.restarts,
+            worker_losses=counts.worker_losses,
+            faults=dict(self.rollout.faults),
+            group_ends=dict(self.rollout.group_ends),
+        )

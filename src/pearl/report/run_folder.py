@@ -1,0 +1,207 @@
+"""Run folders: everything that one run leaves, in one place.
+
+    <root>/<name>-<YYYYmmdd-HHMMSS>[-n]/
+        recipe.toml      resolved: every value of the tree
+        origins.json     dotted key -> where the value was set
+        versions.json    schema of the folder, versions of pearl, Python and libraries, platform
+        journal/         one JSON-lines file per stream
+        metrics/         TensorBoard event files
+        checkpoints/     step-000100/, ...
+
+*Whole or not at all*: a folder is filled beside its place and renamed into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import pearl
+from pearl.config.load import dump_toml
+from pearl.config.origins import Origin
+from pearl.config.recipe import Recipe
+from pearl.errors import RunFolderError
+
+SCHEMA = "pearl.run_folder"
+VERSION = 1
+_PACKAGES = ("numpy", "pydantic", "ray", "safetensors", "tokenizers", "torch", "transformers")
+_SUBFOLDERS = ("journal", "metrics", "checkpoints")
+_FILES = ("recipe.toml", "origins.json", "versions.json")
+_CHECKPOINT = re.compile(r"step-(\d+)")
+_MAX_SAME_SECOND = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A run folder that exists and is whole."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, recipe: Recipe, origins: Mapping[str, Origin]) -> RunFolder:
+        """Make the folder of a new run under `run.root`.
+
+        Raises:
+            RunFolderError: it cannot be written; nothing is left behind.
+        """
+        root = recipe.run.root
+        made = [folder for folder in (root, *root.parents) if not folder.exists()]
+        partial: Path | None = None
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            name = f"{recipe.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+            partial = root / f".{name}.{secrets.token_hex(4)}.partial"
+            partial.mkdir()
+            _fill(partial, recipe, origins)
+            return cls(_rename(partial, root / name))
+        except BaseException as error:
+            if partial is not None:
+                shutil.rmtree(partial, ignore_errors=True)
+            for folder in made:
+                # Only empty ones go: another run may have been started in it meanwhile.
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            if not isinstance(error, OSError):
+                raise
+            raise RunFolderError(
+                f"{root}: a run folder cannot be made here: {error.strerror or error}; "
+                "choose another place with run.root=FOLDER"
+            ) from error
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of a run that was begun before.
+
+        Raises:
+            RunFolderError: not a run folder, not whole, or of an unknown schema.
+        """
+        if not path.is_dir():
+            raise RunFolderError(f"{path}: no such run folder")
+        missing = [name for name in _FILES if not (path / name).is_file()]
+        missing += [f"{name}/" for name in _SUBFOLDERS if not (path / name).is_dir()]
+        if missing:
+            raise RunFolderError(
+                f"{path}: not a whole run folder: {', '.join(missing)} missing; want a folder made by `pearl train`"
+            )
+        versions = path / "versions.json"
+        schema, version = _schema(versions)
+        if (schema, version) != (SCHEMA, VERSION):
+            raise RunFolderError(
+                f"{versions}: got schema {schema!r} version {version!r}, want {SCHEMA!r} version {VERSION}"
+            )
+        return cls(path)
+
+    def update(self, recipe: Recipe, overrides: Mapping[str, Origin]) -> None:
+        """Write down what a resumed run does differently; origins of other values stay what they were.
+
+        Raises:
+            RunFolderError: the folder cannot be read or written.
+        """
+        origins = self.path / "origins.json"
+        try:
+            before = json.loads(origins.read_text())
+            _replace(origins, _json({**before, **{key: str(origin) for key, origin in overrides.items()}}))
+            _replace(self.recipe_file, dump_toml(recipe))
+        except (OSError, ValueError, TypeError) as error:
+            raise RunFolderError(f"{self.path}: cannot be updated: {error}") from error
+
+    @property
+    def recipe_file(self) -> Path:
+        """The resolved recipe."""
+        return self.path / "recipe.toml"
+
+    @property
+    def journal(self) -> Path:
+        """Folder of the journal's streams."""
+        return self.path / "journal"
+
+    @property
+    def metrics(self) -> Path:
+        """Folder of TensorBoard event files."""
+        return self.path / "metrics"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    def latest_checkpoint(self) -> Path | None:
+        """The checkpoint of the highest step, None when there is none yet; unfinished ones do not count."""
+        found = [
+            (int(match[1]), folder)
+            for folder in self.checkpoints.iterdir()
+            if (match := _CHECKPOINT.fullmatch(folder.name)) and folder.is_dir()
+        ]
+        return max(found)[1] if found else None
+
+
+def _fill(folder: Path, recipe: Recipe, origins: Mapping[str, Origin]) -> None:
+    for name in _SUBFOLDERS:
+        (folder / name).mkdir()
+    (folder / "recipe.toml").write_text(dump_toml(recipe), encoding="utf-8")
+    (folder / "origins.json").write_text(_json({key: str(origin) for key, origin in origins.items()}))
+    (folder / "versions.json").write_text(_json(_versions()))
+
+
+def _rename(partial: Path, place: Path) -> Path:
+    """Rename into the first free place of `place`, `place-2`, `place-3`, ...; other runs may do the same just now."""
+    for number in range(1, _MAX_SAME_SECOND):
+        free = place if number == 1 else place.with_name(f"{place.name}-{number}")
+        if free.exists():
+            continue
+        try:
+            partial.rename(free)
+        except OSError:
+            # A lost race shows as an error, because a run folder is never empty.
+            if free.exists():
+                continue
+            raise
+        return free
+    raise RunFolderError(f"{place}: {_MAX_SAME_SECOND - 1} runs of this name began in this second")
+
+
+def _replace(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _versions() -> dict[str, object]:
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "pearl": pearl.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: installed_version(name) for name in _PACKAGES},
+    }
+
+
+def installed_version(package: str) -> str | None:
+    """Version of an installed package without importing it, None when it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _schema(path: Path) -> tuple[object, object]:
+    try:
+        document = json.loads(path.read_text())
+        return document.get("schema"), document.get("version")
+    except (OSError, ValueError, AttributeError) as error:
+        raise RunFolderError(f"{path}: cannot be read: {error}") from error

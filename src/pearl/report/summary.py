@@ -1,0 +1,44 @@
+"""The closing summary of a run: the number that matters first, then where everything is."""
+
+from __future__ import annotations
+
+from pearl.report.live import JobSummary, fault_text, percent
+from pearl.units import format_duration
+
+_LABEL_WIDTH = 11
+
+
+def render_summary(summary: JobSummary) -> str:
+    """The summary as plain text, several lines without a final newline; the first two are the ones to read."""
+    rows = [
+        ("success", _success_text(summary.success_before, summary.success_after)),
+        ("run folder", str(summary.folder)),
+        ("", ""),
+        ("steps", f"{summary.steps:,} in {format_duration(summary.wall_s)}"),
+        ("tokens", f"{summary.trained_tokens:,} trained, {summary.tokens_per_s:,.0f} generated per second"),
+        ("staleness", _staleness_text(summary)),
+        ("idle", f"trainer {_percent(summary.trainer_idle_frac)}, rollout {_percent(summary.rollout_idle_frac)}"),
+        ("faults", fault_text(summary.faults)),
+        ("restarts", str(summary.restarts) if summary.restarts else "none"),
+    ]
+    return "\n".join(f"{label:<{_LABEL_WIDTH}} {text}".rstrip() for label, text in rows)
+
+
+def _success_text(before: float | None, after: float | None) -> str:
+    match before, after:
+        case None, None:
+            return "not evaluated (evaluation.rollouts_per_task is 0, or the environment does not tell success)"
+        case None, float():
+            return f"{after:.2f} (not evaluated before training)"
+        case float(), None:
+            return f"{before:.2f} before training (not evaluated after it)"
+        case _:
+            return f"{before:.2f} -> {after:.2f}"
+
+
+def _staleness_text(summary: JobSummary) -> str:
+    return f"{_percent(summary.stale_token_frac)} of trained tokens stale, by {summary.staleness_max} at most"
+
+
+def _percent(fraction: float) -> str:
+    return percent(fraction).strip()

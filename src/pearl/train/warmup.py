@@ -1,0 +1,138 @@
+"""Supervised steps on scripted play, so that the model answers in the right format before version 0.
+
+Scripted games go through exactly the token layout of rollout (first prompt, answer, append, answer, ...), with the same
+limits, and the loss is on answers only.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from pearl.config.train import WarmupConfig
+from pearl.errors import TrainingError
+from pearl.ports import Codec
+from pearl.records.tokens import TokenIds, Tokens
+from pearl.records.trajectory import EnvironmentReply
+from pearl.train.batching import TokenSequence, micro_batches
+from pearl.train.trainer import GrpoTrainer
+
+GRADIENT_CLIP = 1.0
+
+
+class Game(Protocol):
+    """The environment, synchronous."""
+
+    def reset(self, seed: int) -> str: ...
+    def step(self, action: str) -> EnvironmentReply: ...
+    def close(self) -> None: ...
+
+
+class Player(Protocol):
+    """Plays one game without a model."""
+
+    def act(self, observation: str) -> str: ...
+
+
+class ScriptCodec(Codec, Protocol):
+    """A codec that can also encode answers."""
+
+    def answer(self, text: str) -> Tokens:
+        """Token ids of a scripted completion, stop token included."""
+
+
+GameT = TypeVar("GameT", bound=Game)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayLimits:
+    """Those of rollout."""
+
+    max_turns: int
+    max_context_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmupReport:
+    """The warm-up, done."""
+
+    steps: int
+    loss_first: float
+    """Cross-entropy per trained token, in nats, of the first step."""
+    loss_last: float
+    trained_tokens: int
+    seconds: float
+
+
+def scripted_trajectory(codec: ScriptCodec, game: Game, player: Player, seed: int, limits: PlayLimits) -> TokenSequence:
+    """Play one game and lay it out as rollout would; an answer that no longer fits the context is left out."""
+    observation = game.reset(seed)
+    tokens = codec.first_prompt(observation)
+    ranges: list[tuple[int, int]] = []
+    for _ in range(limits.max_turns):
+        action = player.act(observation)
+        answer = codec.answer(action)
+        if len(tokens) + len(answer) > limits.max_context_tokens:
+            break
+        ranges.append((len(tokens), len(tokens) + len(answer)))
+        tokens = tokens + answer
+        reply = game.step(action)
+        if reply.done:
+            break
+        observation = reply.observation
+        tokens = tokens + codec.append(observation, closed=True)
+    if not isinstance(tokens, TokenIds):
+        raise TypeError(f"scripted_trajectory: got {type(tokens).__name__} from the codec, want TokenIds")
+    # Context behind the last answer trains nothing.
+    return TokenSequence.of(tokens.array[: ranges[-1][1] if ranges else 0], ranges)
+
+
+def warm_up(
+    trainer: GrpoTrainer,
+    config: WarmupConfig,
+    codec: ScriptCodec,
+    make_game: Callable[[], GameT],
+    make_player: Callable[[GameT, random.Random], Player],
+    *,
+    limits: PlayLimits,
+    seed: int,
+) -> WarmupReport:
+    """Train version 0 in place on `config.steps` batches of fresh scripted games.
+
+    Raises:
+        TrainingError: the trainer is past version 0, nothing was played, or the loss is not finite.
+    """
+    if trainer.version > 0:
+        raise TrainingError(f"warm-up: the trainer is at version {trainer.version}, want 0; a resumed run is warm already")
+    started_s = time.perf_counter()
+    rng = random.Random(seed)
+    model = trainer.model
+    before = model.host_copy()
+    adam = torch.optim.Adam(list(model.parameters.values()), lr=config.learning_rate)
+    losses: list[float] = []
+    trained_tokens = 0
+    try:
+        for step in range(config.steps):
+            rate = config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / config.steps))
+            games = [_play(codec, make_game, make_player, rng, limits) for _ in range(config.batch_size)]
+            losses.append(_step(trainer, adam, games, rate))
+            trained_tokens += sum(len(game.trained) for game in games)
+    except BaseException:
+        model.load(before)
+        raise
+    finally:
+        adam.zero_grad(set_to_none=True)
+    return WarmupReport(
+        steps=len(losses),
+        loss_first=losses[0] if losses else 0.0,
+        loss_last=losses[-1] if losses else 0.0,
+        trained_tokens=trained_tokens,
+        seconds=time.perf_counter() - started_s,
+    )
