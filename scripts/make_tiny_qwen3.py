@@ -44,6 +44,8 @@ class TinyQwen3:
     head_dim: int = 16
     intermediate: int = 128
     max_positions: int = 512
+    init_std: float = 0.02
+    """Standard deviation of the weights; larger ones give a model of strong, arbitrary opinions."""
     tied: bool = True
     seed: int = 0
 
@@ -52,6 +54,8 @@ class TinyQwen3:
         for name in sizes:
             if getattr(self, name) < 1:
                 raise ModelError(f"--{name.replace('_', '-')}: got {getattr(self, name)}, want >= 1")
+        if not 0 < self.init_std < 10:
+            raise ModelError(f"--init-std: got {self.init_std}, want more than 0 and less than 10")
         if self.heads % self.kv_heads:
             raise ModelError(f"--kv-heads: got {self.kv_heads}, want a divisor of --heads {self.heads}")
         if self.head_dim % 2:
@@ -105,6 +109,7 @@ def _write_model(folder: Path, spec: TinyQwen3) -> int:
         num_key_value_heads=spec.kv_heads,
         head_dim=spec.head_dim,
         max_position_embeddings=spec.max_positions,
+        initializer_range=spec.init_std,
         tie_word_embeddings=spec.tied,
         bos_token_id=None,
         eos_token_id=ids[EOS],
@@ -150,6 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--head-dim", type=int, default=default.head_dim)
     parser.add_argument("--intermediate", type=int, help="default: twice --hidden")
     parser.add_argument("--max-positions", type=int, default=default.max_positions)
+    parser.add_argument("--init-std", type=float, default=default.init_std)
     parser.add_argument("--untied", action="store_true", help="give the head weights of its own")
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--force", action="store_true", help="replace an existing folder")
@@ -163,6 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
             head_dim=given.head_dim,
             intermediate=2 * given.hidden if given.intermediate is None else given.intermediate,
             max_positions=given.max_positions,
+            init_std=given.init_std,
             tied=not given.untied,
             seed=given.seed,
         )

@@ -19,6 +19,11 @@ from pearl.records.turn import Chunk, KvHandle, TurnRequest
 POLL_S = 1.0
 """An idle worker's event stream is asked again this often; events themselves arrive at once."""
 
+RELEASE_S = 0.05
+"""What a release may wait for company."""
+
+Release = tuple[TrajectoryId, KvHandle | None]
+
 
 class EngineActor:
     """Runs in the worker's process."""
@@ -39,11 +44,18 @@ class EngineActor:
         """Never returns: its caller learns of this process' death at once."""
         await asyncio.Event().wait()
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the engine by its port's name."""
+    async def call(self, releases: Sequence[Release], method: str, *arguments: Any) -> Any:
+        """Forget some prefixes, then call a method of the engine by its port's name."""
         if self._engine is None or method not in _METHODS:
             raise ValueError(f"engine actor: got method {method!r}, want one of {_METHODS} after start()")
+        await self.release(releases)
         return await getattr(self._engine, method)(*arguments)
+
+    async def release(self, releases: Sequence[Release]) -> None:
+        """Forget some prefixes."""
+        if self._engine is not None:
+            for trajectory, kv in releases:
+                await self._engine.release(trajectory, kv)
 
     async def poll(self, wait_s: float) -> tuple[Chunk, ...]:
         """The next batch of chunks, or nothing after `wait_s`."""
@@ -58,18 +70,35 @@ class EngineActor:
         return ready.result()
 
 
-_METHODS = ("info", "submit", "interrupt", "release", "load", "stats")
+_METHODS = ("info", "submit", "interrupt", "load", "stats")
 
 
 class RayEngine:
-    """The `Engine` port of a worker in another process."""
+    """The `Engine` port of a worker in another process.
+
+    Every trajectory ends with a release and nobody waits for it, so releases travel with the next call, or together after
+    `RELEASE_S`: a remote call for each would cost more than a turn does.
+    """
 
     def __init__(self, actor: Any, worker: WorkerId) -> None:
         self._actor = actor
         self._who = f"worker {worker}"
+        self._releases: list[Release] = []
+        self._timer: asyncio.TimerHandle | None = None
 
     async def _call(self, method: str, *arguments: Any) -> Any:
-        return await answer(self._actor.call.remote(method, *arguments), self._who)
+        return await answer(self._actor.call.remote(self._take_releases(), method, *arguments), self._who)
+
+    def _take_releases(self) -> list[Release]:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        releases, self._releases = self._releases, []
+        return releases
+
+    def _send_releases(self) -> None:
+        # Nobody waits for it; a dead worker is noticed where it serves.
+        self._actor.release.remote(self._take_releases())
 
     async def info(self) -> EngineInfo:
         """What the engine is."""
@@ -85,8 +114,10 @@ class RayEngine:
         await self._call("interrupt", list(ids))
 
     async def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
-        """Forget a cached prefix."""
-        await self._call("release", trajectory, kv)
+        """Forget a cached prefix, soon."""
+        self._releases.append((trajectory, kv))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(RELEASE_S, self._send_releases)
 
     async def load(self, manifest: Manifest, mode: LoadMode) -> LoadReport:
         """Take new weights."""

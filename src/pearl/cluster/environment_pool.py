@@ -48,11 +48,13 @@ class _Host:
     pid: int
     capacity: int
     open: int = 0
-    stuck: int = 0
+    stuck: set[int] = field(default_factory=set)
     """Late calls that are taken for lost."""
     late: dict[int, int | None] = field(default_factory=dict)
     """Call that is out -> environment to close when it returns, where nobody waits for it any more."""
     retiring: bool = False
+    """No environment is opened in it any more."""
+    dead: bool = False
     outbox: list[EnvironmentCall] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: dict[int, asyncio.Future[EnvironmentAnswer]] = field(default_factory=dict)
@@ -140,7 +142,9 @@ class RayEnvironmentPool:
                 self._asking.popleft()
                 continue
             host = max(self._hosts.values(), key=lambda h: (h.free, -h.number), default=None)
-            if host is None or host.free < 1:
+            # While a process is replaced, the old one's environments and the new one's share the slots.
+            taken = sum(h.open - len(h.late) for h in self._hosts.values())
+            if host is None or host.free < 1 or taken >= self._slots:
                 return
             host.open += 1
             self._asking.popleft().set_result(host)
@@ -154,7 +158,7 @@ class RayEnvironmentPool:
 
     def keep_late(self, host: _Host, call: int, environment: int | None) -> None:
         """Keep the slot of an environment that nobody waits for until its last call returns."""
-        if host.number not in self._hosts or call not in host.waiting:
+        if call not in host.waiting:
             self.give_back(host)
             return
         host.late[call] = environment
@@ -165,13 +169,14 @@ class RayEnvironmentPool:
     def _check_stuck(self, host: _Host, call: int) -> None:
         if call not in host.late or host.retiring:
             return
-        host.stuck += 1
-        if host.stuck >= max(1, int(host.capacity * STUCK_FRACTION)):
+        host.stuck.add(call)
+        if len(host.stuck) >= max(1, int(host.capacity * STUCK_FRACTION)):
             host.retiring = True
-            self._replace(host, f"{host.stuck} calls do not return")
+            self._replace(host, f"{len(host.stuck)} calls do not return")
 
     def _late_answer(self, host: _Host, call: int) -> None:
         environment = host.late.pop(call)
+        host.stuck.discard(call)
         if environment is not None:
             host.outbox.append(EnvironmentCall(id=self.next_number(), environment=environment, close=True))
             host.wake.set()
@@ -254,14 +259,16 @@ class RayEnvironmentPool:
                     waiting.set_result(one)
 
     def _died(self, host: _Host, detail: str) -> None:
-        if host.retiring and not host.waiting:
-            return
         was_retiring, host.retiring = host.retiring, True
         self._fail(host, detail)
         if not was_retiring:
             self._replace(host, detail)
 
     def _fail(self, host: _Host, detail: str) -> None:
+        """No call of this process will be answered any more."""
+        host.dead = True
+        host.open -= len(host.late)
+        host.late.clear()
         waiting, host.waiting = host.waiting, {}
         for future in waiting.values():
             if not future.done():
@@ -281,7 +288,7 @@ class RayEnvironmentPool:
 
     async def call(self, host: _Host, call: EnvironmentCall) -> EnvironmentAnswer:
         """Make a call on a host and wait for its answer."""
-        if host.number not in self._hosts:
+        if host.dead:
             raise EnvironmentLost(f"environment process {host.number} is gone")
         waiting: asyncio.Future[EnvironmentAnswer] = asyncio.get_running_loop().create_future()
         host.waiting[call.id] = waiting
@@ -326,17 +333,20 @@ class RayEnvironment:
             return
         self._closed = True
         if self._outstanding is not None:
-            self._pool.keep_late(self._host, self._outstanding, self._number)
+            self._hand_back(self._number)
             return
         try:
             with contextlib.suppress(EnvironmentFault):
                 call = EnvironmentCall(id=self._pool.next_number(), environment=self._number, close=True)
                 await self._call(call)
         finally:
-            if self._outstanding is None:
-                self._pool.give_back(self._host)
-            else:
-                self._pool.keep_late(self._host, self._outstanding, None)
+            self._hand_back(None)
+
+    def _hand_back(self, environment: int | None) -> None:
+        if self._outstanding is None:
+            self._pool.give_back(self._host)
+        else:
+            self._pool.keep_late(self._host, self._outstanding, environment)
 
     async def _call(self, call: EnvironmentCall) -> EnvironmentAnswer:
         self._outstanding = call.id

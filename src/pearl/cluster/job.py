@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pearl.cluster import checkpoints
 from pearl.cluster.environment_pool import RayEnvironmentPool
 from pearl.cluster.fleet import RayFleet
-from pearl.cluster.local_ray import ray_session
+from pearl.cluster.local_ray import import_from_here, ray_session
 from pearl.cluster.trainer_actor import RayTrainer
 from pearl.cluster.weights import SharedMemoryWeights
 from pearl.config.recipe import Recipe
@@ -26,15 +26,19 @@ from pearl.records.trajectory import Task
 from pearl.report.journal import JournalWriter
 from pearl.report.live import JobSummary, Reporter, StepReport
 from pearl.report.run_folder import RunFolder
+from pearl.report.summary import write_summary
 
 
 def preflight(recipe: Recipe) -> None:
     """Find what is wrong with a recipe's model and environment before anything is started or written.
 
+    Classes of the user's own are imported from the current directory, too.
+
     Raises:
         ModelError: the model folder is missing or has no usable tokenizer.
         ConfigError: the environment cannot be made, or lacks what the recipe asks of it.
     """
+    import_from_here()
     for name in ("config.json", "model.safetensors"):
         if not (recipe.model.path / name).is_file():
             raise ModelError(
@@ -58,7 +62,9 @@ def run_job(recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool)
         RunFailed: the run cannot go on; its folder can be resumed.
     """
     with ray_session(recipe.cluster):
-        return asyncio.run(_Job(recipe, folder, reporter, resume).run())
+        summary = asyncio.run(_Job(recipe, folder, reporter, resume).run())
+    write_summary(summary)
+    return summary
 
 
 @dataclass(slots=True)
@@ -87,7 +93,7 @@ class _Job:
         """Start everything, run, end everything."""
         journal = JournalWriter(self.folder.journal)
         try:
-            async with self._trainer() as trainer, self._environments() as environments:
+            async with self._started() as (trainer, environments):
                 weights = SharedMemoryWeights(trainer, self.recipe.weights.host_budget_gib)
                 try:
                     start = await self._start(trainer)
@@ -113,25 +119,19 @@ class _Job:
             journal.close()
 
     @contextlib.asynccontextmanager
-    async def _trainer(self) -> AsyncIterator[RayTrainer]:
-        self.reporter.stage("trainer", f"loading {self.recipe.model.path}")
-        trainer = RayTrainer(self.recipe)
-        try:
-            await trainer.start()
-            yield trainer
-        finally:
-            trainer.stop()
-
-    @contextlib.asynccontextmanager
-    async def _environments(self) -> AsyncIterator[RayEnvironmentPool]:
+    async def _started(self) -> AsyncIterator[tuple[RayTrainer, RayEnvironmentPool]]:
+        """Trainer and environments, started at the same time."""
+        self.reporter.stage("start", f"trainer ({self.recipe.model.path}) and environments")
         config, cluster = self.recipe.environment, self.recipe.cluster
         slots = min(config.slots, config.processes) if config.process_isolated else config.slots
+        trainer = RayTrainer(self.recipe, self.folder.path / "trained.jsonl")
         pool = RayEnvironmentPool(slots, config.processes, cluster.start_timeout_s, cluster.max_environment_restarts)
         try:
-            await pool.start()
-            yield pool
+            await asyncio.gather(trainer.start(), pool.start())
+            yield trainer, pool
         finally:
             await pool.stop()
+            trainer.stop()
 
     async def _start(self, trainer: RayTrainer) -> RunStart:
         tasks = self._evaluation_tasks()
@@ -179,7 +179,7 @@ class _Job:
         weighted = sum(staleness * count for staleness, count in batch.staleness_tokens.items())
         self.reporter.step(
             StepReport(
-                step=totals.steps,
+                step=outcome.report.version,
                 version=outcome.report.version,
                 elapsed_s=outcome.at_s,
                 reward_mean=outcome.reward_mean,
@@ -188,9 +188,9 @@ class _Job:
                 staleness_mean=weighted / max(tokens, 1),
                 staleness_max=batch.staleness_max,
                 stale_token_frac=stale / max(tokens, 1),
-                trainer_idle=min(1.0, outcome.wait_s / elapsed_s),
-                rollout_idle=1 - min(1.0, busy_s / max(worker_s, 1e-9)),
-                in_flight=outcome.active_trajectories,
+                trainer_idle_frac=min(1.0, outcome.wait_s / elapsed_s),
+                rollout_idle_frac=1 - min(1.0, busy_s / max(worker_s, 1e-9)),
+                in_flight_trajectories=outcome.active_trajectories,
                 faults={status.value: count for status, count in outcome.faults.items()},
                 metrics=outcome.report.metrics,
             )
@@ -209,19 +209,18 @@ class _Job:
         totals = self.totals
         return JobSummary(
             folder=self.folder.path,
-            steps=totals.steps,
+            steps=result.version,
             wall_s=result.wall_s,
             success_before=result.before.success if result.before else None,
             success_after=result.after.success if result.after else None,
             trained_tokens=totals.trained_tokens,
-            tokens_per_s=totals.trained_tokens / max(result.wall_s, 1e-9),
+            tokens_per_s=totals.last_generated / max(result.wall_s, 1e-9),
             stale_token_frac=totals.stale_tokens / max(totals.trained_tokens, 1),
             staleness_max=totals.staleness_max,
-            trainer_idle=min(1.0, totals.wait_s / max(result.wall_s, 1e-9)),
-            rollout_idle=1 - min(1.0, totals.busy_s / max(totals.rollout_s, 1e-9)),
+            trainer_idle_frac=min(1.0, totals.wait_s / max(result.wall_s, 1e-9)),
+            rollout_idle_frac=1 - min(1.0, totals.busy_s / max(totals.rollout_s, 1e-9)),
             faults={status.value: count for status, count in result.faults.items()},
-            worker_restarts=result.worker_restarts,
-            environment_restarts=environment_restarts,
+            restarts=result.worker_restarts + environment_restarts,
         )
 
 

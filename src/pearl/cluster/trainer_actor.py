@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,8 +25,9 @@ from pearl.train.warmup import PlayLimits, WarmupReport, warm_up
 class TrainerActor:
     """Runs in the trainer's process."""
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, ledger: str) -> None:
         self._recipe = recipe
+        self._ledger = Path(ledger)
 
     def start(self) -> int:
         """Load the model; returns the process id."""
@@ -53,8 +56,11 @@ class TrainerActor:
         )
 
     def train(self, batch: TrainingBatch) -> TrainReport:
-        """One training step."""
-        return self._trainer.train(batch)
+        """One training step, noted in the ledger when it is done."""
+        report = self._trainer.train(batch)
+        with self._ledger.open("a") as file:
+            file.write(_ledger_line(batch, report))
+        return report
 
     def export(self, path: str, version: int) -> Manifest:
         """Write the weights."""
@@ -82,11 +88,21 @@ class TrainerActor:
         return self._trainer.restore(Path(folder))
 
 
+def _ledger_line(batch: TrainingBatch, report: TrainReport) -> str:
+    """What a step has consumed: per sample its trajectory, trained tokens and the checksum of its token ids."""
+    samples = [
+        [sample.trajectory, len(sample.logprobs), f"{zlib.crc32(sample.token_ids.array.tobytes()):08x}"]
+        for sample in batch.samples
+    ]
+    return json.dumps({"version": report.version, "samples": samples}, separators=(",", ":")) + "\n"
+
+
 class RayTrainer:
     """The trainer in another process; its death ends the run, which can be resumed from the last checkpoint."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._actor: Any = ray.remote(num_cpus=0, max_restarts=0)(TrainerActor).remote(recipe)
+    def __init__(self, recipe: Recipe, ledger: Path) -> None:
+        actor = ray.remote(num_cpus=0, max_restarts=0)(TrainerActor)
+        self._actor: Any = actor.remote(recipe, str(ledger.absolute()))
         self.pid = 0
 
     async def start(self) -> None:

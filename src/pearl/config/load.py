@@ -168,9 +168,12 @@ def _validate(layer: Layer, last: Path, checks: Sequence[Check]) -> Recipe:
         sound = {key: setting for key, setting in layer.items() if not any(_starts(key, bad) for bad, _ in wrong)}
         recipe, _ = _parse(sound)
     unsure = {dotted(key) for key, _ in wrong}
-    for problem in [problem for check in checks if recipe for problem in check(recipe)]:
-        if not unsure.intersection(problem.keys):
-            problems.append((_blamed(problem, layer), f"{problem.keys[0]}: {problem.text}"))
+    crossed = [problem for check in checks if recipe for problem in check(recipe)]
+    problems += [
+        (_blamed(problem, layer), f"{problem.keys[0]}: {problem.text}")
+        for problem in crossed
+        if not unsure.intersection(problem.keys)
+    ]
     if problems or recipe is None:
         raise ConfigError("\n".join(_in_order(problems, last)))
     return recipe

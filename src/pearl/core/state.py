@@ -220,6 +220,11 @@ def _add(state: FleetState, event: WorkerAdded) -> FleetState | StateRefusal:
             reason=RefusalReason.SLOT_REBOUND,
             detail=f"slot {event.worker}: got GPUs {list(event.gpus)}, want {list(had)} for life",
         )
+    if len(set(event.gpus)) < len(event.gpus):
+        return StateRefusal(
+            reason=RefusalReason.DUPLICATE_GPU,
+            detail=f"slot {event.worker}: got GPUs {list(event.gpus)}, want each of them once",
+        )
     worker = Worker(id=event.worker, gpus=event.gpus, role=event.role, activity=Activity.TRANSITIONING)
     return replace(_with_worker(state, worker), slots=MappingProxyType({**state.slots, event.worker: event.gpus}))
 
@@ -239,13 +244,13 @@ def _change(state: FleetState, event: WorkerRemoved | ActivityChanged | RoleChan
                     detail=f"worker {worker.id}: {worker.activity.value} -> {activity.value} is not a transition",
                 )
             return _with_worker(state, replace(worker, activity=activity))
-        case RoleChanged(role=role):
+        case _:
             if worker.activity is Activity.ACTIVE:
                 return StateRefusal(
                     reason=RefusalReason.BAD_TRANSITION,
                     detail=f"worker {worker.id} serves; drain it before its role changes",
                 )
-            return _with_worker(state, replace(worker, role=role))
+            return _with_worker(state, replace(worker, role=event.role))
 
 
 def _with_worker(state: FleetState, worker: Worker) -> FleetState:

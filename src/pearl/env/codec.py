@@ -82,7 +82,9 @@ class ChatCodec:
         text = self._render((("user", _QUESTION), ("assistant", _ANSWER), ("user", observation)))
         _, found, behind = text.partition(_ANSWER)
         if not found:
-            raise ModelError(f"{self._folder}: chat template: it drops the assistant's message, want it rendered verbatim")
+            raise ModelError(
+                f"{self._folder}: chat template: it drops the assistant's message, want it rendered verbatim"
+            )
         return behind
 
     def _read_end_of_turn(self) -> int:

@@ -81,7 +81,9 @@ def player_factory(kind: str, player: str = "") -> PlayerFactory:
         return _own_player
     found = _imported(player, "warmup.player", player)
     if not isinstance(found, type) or not callable(getattr(found, "act", None)):
-        raise ConfigError(f"warmup.player: got {player!r}, want a class with act, constructed as Name(environment, rng)")
+        raise ConfigError(
+            f"warmup.player: got {player!r}, want a class with act, constructed as Name(environment, rng)"
+        )
     cls: Callable[[TextEnvironment, random.Random], ScriptedPlayer] = found
     return cls
 
@@ -108,7 +110,9 @@ def _check_names(cls: type[TextEnvironment], kind: str, params: Mapping[str, Sca
 def _imported(name: str, key: str, given: str) -> object:
     module_name, colon, attribute = name.partition(":")
     if not colon or not attribute.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        allowed = f"{', '.join(BUILT_IN)}, or package.module:Name" if key == "environment.kind" else "package.module:Name"
+        allowed = (
+            f"{', '.join(BUILT_IN)}, or package.module:Name" if key == "environment.kind" else "package.module:Name"
+        )
         near = _nearest(given, BUILT_IN) if key == "environment.kind" else ""
         raise ConfigError(f"{key}: got {given!r}{near}; allowed: {allowed}")
     try:

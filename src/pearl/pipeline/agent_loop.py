@@ -83,14 +83,17 @@ class AgentLoop:
     async def run(self) -> Trajectory:
         """Run to the end; a cancellation is an end like the others (`cancel_status`)."""
         started_s = asyncio.get_running_loop().time()
-        limits = self.ports.limits
         try:
-            async with guard(limits.trajectory_timeout_s, f"trajectory {self.attempt.id}"):
-                status, detail = await self._play()
+            status, detail = await self._play()
         except asyncio.CancelledError:
             status, detail = self.cancel_status, ""
-        except GuardExpired as error:
-            status, detail = TrajectoryStatus.TIMED_OUT, str(error)
+        except BaseException as error:
+            # Not a fault of environment or engine: it ends the run, and the journal says where.
+            self._end(TrajectoryStatus.CANCELLED, f"{type(error).__name__}: {error}", started_s)
+            raise
+        return self._end(status, detail, started_s)
+
+    def _end(self, status: TrajectoryStatus, detail: str, started_s: float) -> Trajectory:
         trajectory = Trajectory(
             id=self.attempt.id,
             group=self.attempt.group,
@@ -109,10 +112,13 @@ class AgentLoop:
     async def _play(self) -> tuple[TrajectoryStatus, str]:
         environment: Environment | None = None
         try:
-            environment = await self.ports.environments.open(self.attempt.task)
-            return await self._turns_of(environment), ""
+            async with guard(self.ports.limits.trajectory_timeout_s, f"trajectory {self.attempt.id}"):
+                environment = await self.ports.environments.open(self.attempt.task)
+                return await self._turns_of(environment), ""
         except _Ended as end:
             return end.status, str(end)
+        except GuardExpired as error:
+            return TrajectoryStatus.TIMED_OUT, str(error)
         except EnvironmentFault as fault:
             return _status_of(fault), str(fault)
         finally:

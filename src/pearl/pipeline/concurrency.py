@@ -22,39 +22,47 @@ class GuardExpired(PearlError):
 class guard:  # noqa: N801 - it reads as the verb that it is: `async with guard(5, "...")`
     """Bound a wait; the only place where the pipeline sets a time-out.
 
-    A guard is not progress: a virtual clock may tell its timers from the others, and name the waiter in a stall.
+    As `asyncio.timeout`, with a name and without its layers: a turn passes several. A guard is not progress: a virtual
+    clock may tell its timers from the others, and name the waiter in a stall.
 
     Raises:
         GuardExpired: the bound passed; the message names the waiter.
     """
 
-    __slots__ = ("_timeout", "_timeout_s", "_waiter")
+    __slots__ = ("_cancelling", "_expired", "_task", "_timeout_s", "_timer", "_waiter")
 
     def __init__(self, timeout_s: float, waiter: str) -> None:
         self._timeout_s = timeout_s
         self._waiter = waiter
-        self._timeout = asyncio.timeout(timeout_s)
+        self._expired = False
 
     async def __aenter__(self) -> Self:
-        await self._timeout.__aenter__()
+        task = asyncio.current_task()
+        assert task is not None, "a guard bounds the waits of a task"
+        self._task = task
+        self._cancelling = task.cancelling()
+        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
         return self
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._task.cancel()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as expired:
-            if not self._timeout.expired():
-                raise
-            raise GuardExpired(f"{self._waiter}: no answer within {self._timeout_s:g} s") from expired
+        self._timer.cancel()
+        # Another cancellation that came meanwhile is somebody else's, and goes on.
+        if self._expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+            raise GuardExpired(f"{self._waiter}: no answer within {self._timeout_s:g} s") from error
 
 
 class Nursery:
     """Tasks that live no longer than a block.
 
     The first task that fails cancels the block and the other tasks, in order of spawning, and its error is raised by the
-    block. At the end of the block the tasks that still run are cancelled.
+    block; an error of the block itself, or its cancellation, comes first in the same way. At the end of the block the
+    tasks that still run are cancelled, and whatever is spawned from then on is cancelled before it begins.
     """
 
     def __init__(self) -> None:
@@ -62,12 +70,15 @@ class Nursery:
         self._parent: asyncio.Task[Any] | None = None
         self._error: BaseException | None = None
         self._cancelled_parent = False
+        self._closing = False
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Start a task; its failure ends the block."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks[task] = None
         task.add_done_callback(self._on_done)
+        if self._closing:
+            task.cancel()
         return task
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
@@ -87,22 +98,33 @@ class Nursery:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         parent, self._parent = self._parent, None
-        await self.cancel_all()
         if self._error is None:
-            return
-        if self._cancelled_parent and parent is not None:
-            parent.uncancel()
-        raise self._error
+            self._error = error
+        self._closing = True
+        try:
+            await self._cancel_all()
+        finally:
+            if self._cancelled_parent and parent is not None:
+                parent.uncancel()
+            first, self._error = self._error, None
+            if first is not None and first is not error:
+                raise first
 
-    async def cancel_all(self) -> None:
-        """Cancel the running tasks in order of spawning and wait for each of them."""
+    async def _cancel_all(self) -> None:
+        """Cancel the running tasks in order of spawning and wait for each of them, also when cancelled meanwhile."""
+        again: asyncio.CancelledError | None = None
         while self._tasks:
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            except asyncio.CancelledError as cancelled:
+                again = cancelled
             for task in tasks:
                 self._tasks.pop(task, None)
+        if again is not None:
+            raise again
 
 
 class Changed:

@@ -60,7 +60,8 @@ class GroupRun:
                     async with guard(limits.straggler_timeout_s, f"group {self.id}"):
                         status = await self._changed.until(self._outcome)
                 except GuardExpired:
-                    status = GroupStatus.EXPIRED
+                    # What completed at the last moment has completed.
+                    status = self._outcome() or GroupStatus.EXPIRED
                 finally:
                     expired = status is GroupStatus.EXPIRED
                     self._end(TrajectoryStatus.EXPIRED if expired else TrajectoryStatus.CANCELLED)
@@ -92,10 +93,12 @@ class GroupRun:
                 if trajectory.status.trainable:
                     self._finished[member] = trajectory
                     return
-                self.faults[trajectory.status] += 1
+                if trajectory.status is not TrajectoryStatus.CANCELLED:
+                    self.faults[trajectory.status] += 1
                 if self._over is None:
                     self._replaced += 1
-                    self._changed.notify()
+                    if self._outcome() is not None:
+                        return
         finally:
             self.active -= 1
             self._changed.notify()

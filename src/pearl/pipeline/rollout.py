@@ -18,6 +18,9 @@ from pearl.records.trajectory import Group, GroupStatus, TrajectoryStatus
 
 _NO_WEIGHTS = WeightVersion(0)
 
+RESTARTED = "restarted"
+"""Journalled for a group that a resumed run begins again: not an end, so not a `GroupStatus`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutProgress:
@@ -61,6 +64,7 @@ class Rollout:
     _consumed: int = 0
     _completed: int = 0
     _failed_in_row: int = 0
+    _begun: bool = False
     _admitting: bool = False
     _changed: Changed = field(default_factory=Changed)
 
@@ -93,11 +97,13 @@ class Rollout:
     def serve(self, version: WeightVersion) -> None:
         """All serving workers hold at least this version: admit what that allows."""
         self.served_version = version
-        self._admitting = True
+        if not self._begun:
+            self._begun = self._admitting = True
+            self._journal_restarts()
         self._admit()
 
     async def stop(self) -> None:
-        """Begin no further group, and end those that run as cancelled."""
+        """Begin no further group, and end those that run as cancelled. Repeating it does nothing."""
         self._admitting = False
         running = [live.task for live in self._live.values() if live.task is not None and not live.task.done()]
         for task in running:
@@ -143,7 +149,11 @@ class Rollout:
         return self._cursor - 1
 
     def _begin(self, index: int) -> None:
-        run = GroupRun(
+        live = self._live[index] = _Live(self._group_run(index))
+        live.task = self.nursery.spawn(self._run(live), name=f"group {index}")
+
+    def _group_run(self, index: int) -> GroupRun:
+        return GroupRun(
             ports=self.ports,
             tasks=self.tasks,
             index=index,
@@ -153,13 +163,11 @@ class Rollout:
             active=self.ports.limits.group_size,
             on_slot_free=self._admit,
         )
-        live = self._live[index] = _Live(run)
-        live.task = self.nursery.spawn(self._run(live), name=f"group {index}")
 
     async def _run(self, live: _Live) -> None:
         group = await live.run.run()
         self.group_ends[group.status] += 1
-        self._journal(live.run, group)
+        self._journal(live.run, group.status.value)
         if group.status is GroupStatus.CANCELLED:
             return
         if group.status is GroupStatus.COMPLETED:
@@ -182,15 +190,20 @@ class Rollout:
             f"{self.ports.limits.max_failed_groups}. The trajectories stream of the journal has the details."
         )
 
-    def _journal(self, run: GroupRun, group: Group) -> None:
+    def _journal_restarts(self) -> None:
+        for index in self._restart:
+            self._journal(self._group_run(index), RESTARTED)
+
+    def _journal(self, run: GroupRun, status: str) -> None:
+        task = self.tasks.task(run.index)
         self.ports.journal.write(
             GroupEntry(
                 at_s=asyncio.get_running_loop().time() - self.ports.start_s,
-                group=group.id,
-                task=group.task.id,
-                seed=group.task.seed,
-                status=group.status.value,
-                admitted_version=group.admitted_version,
+                group=run.id,
+                task=task.id,
+                seed=task.seed,
+                status=status,
+                admitted_version=run.admitted_version,
                 attempts=run.attempts,
             )
         )

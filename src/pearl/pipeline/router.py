@@ -4,16 +4,19 @@ Laws:
 
 - *sticky*: a turn goes to the worker that holds the trajectory's prefix, unless that one has `STICKY_SLACK` requests more
   than the least loaded; otherwise to the worker with the least outstanding work, ties to the lowest slot.
-- *fit*: never to a worker that does not serve, or whose weights are older than the turn's `min_version`.
+- *fit*: never to a worker that does not serve, or whose weights are older than the turn's `min_version`; and not back to
+  one that failed this turn while another serves, because a worker that fails fast always has the least to do.
 - *kept*: when a worker leaves or dies, what it delivered stays and the turn is continued elsewhere from there.
 - *bounded*: a turn is attempted on at most `max_turn_attempts` workers; the caller bounds its whole wait.
+- *alive*: when a turn is given up and its worker said nothing, about any request, for `silence_s` or more, the worker is
+  lost: one that answers every call and generates nothing is otherwise found by nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from pearl.errors import EngineError, WeightsError, WorkerLost
@@ -31,6 +34,10 @@ STICKY_SLACK = 16
 
 CONTROL_TIMEOUT_S = 30.0
 """Bound on submit, interrupt and release: queue operations that take milliseconds on a healthy worker."""
+
+_NOWHERE = WorkerId(-1)
+_NO_LOGPROBS = Floats()
+_NO_VERSIONS = Versions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,21 +57,25 @@ class _Pending:
     """One request on one worker."""
 
     start: int
+    began_s: float
     ended: asyncio.Future[EndReason]
     token_ids: Tokens
-    logprobs: Floats = field(default_factory=Floats)
-    versions: Versions = field(default_factory=Versions)
+    logprobs: Floats = _NO_LOGPROBS
+    versions: Versions = _NO_VERSIONS
     computed: int = 0
     error: str = ""
+    working: bool = True
+    """Whether the worker may still generate for it."""
 
     def take(self, chunk: Chunk) -> None:
-        """Append a chunk; a duplicate is dropped, a gap ends the request as failed.
+        """Append a chunk; a duplicate is dropped, a gap or an overlap ends the request as failed.
 
         A turn is one or a few chunks, so appending copies little.
         """
         expected = self.start + len(self.token_ids)
-        if chunk.start > expected:
-            self.error = f"chunk begins at token {chunk.start}, want {expected}: tokens were lost on the way"
+        if chunk.start > expected or chunk.start < expected < chunk.start + len(chunk.token_ids):
+            self.error = f"a chunk begins at token {chunk.start}, want {expected}: tokens were lost on the way"
+            self.working = chunk.end is None
             self.finish(EndReason.FAILED)
             return
         if chunk.start == expected:
@@ -74,6 +85,7 @@ class _Pending:
         self.computed = max(self.computed, chunk.computed_prompt_tokens)
         if chunk.end is not None:
             self.error = chunk.error or ""
+            self.working = False
             self.finish(chunk.end)
 
     def finish(self, reason: EndReason) -> None:
@@ -94,6 +106,8 @@ class _Worker:
     interrupts: list[RequestId] = field(default_factory=list)
     releases: list[TrajectoryId] = field(default_factory=list)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    heard_s: float = 0.0
+    """When its event stream last said something."""
     lost: bool = False
 
 
@@ -120,11 +134,13 @@ class Router:
         on_lost: Callable[[WorkerId, str], None],
         *,
         load_timeout_s: float = 600.0,
+        silence_s: float = 600.0,
     ) -> None:
         self._nursery = nursery
         self._max_attempts = max_turn_attempts
         self._on_lost = on_lost
         self._load_timeout_s = load_timeout_s
+        self._silence_s = silence_s
         self._workers: dict[WorkerId, _Worker] = {}
         self._homes: dict[TrajectoryId, WorkerId] = {}
         self._changed = Changed()
@@ -143,17 +159,25 @@ class Router:
 
     def retire(self, worker: WorkerId, detail: str) -> None:
         """Forget a worker that is gone; its turns go on elsewhere. Repeating it does nothing."""
-        gone = self._workers.pop(worker, None)
-        if gone is None:
+        if worker not in self._workers:
             return
+        self._withdraw(worker)
+        self.counts.worker_losses += 1
+        _log.warning("worker %d lost: %s", worker, detail)
+
+    def close(self) -> None:
+        """Forget all workers, because they are about to be stopped: that is no loss."""
+        for worker in self.workers:
+            self._withdraw(worker)
+
+    def _withdraw(self, worker: WorkerId) -> None:
+        gone = self._workers.pop(worker)
         gone.lost = True
         gone.wake.set()
-        self.counts.worker_losses += 1
         self._homes = {t: w for t, w in self._homes.items() if w != worker}
         for pending in gone.inflight.values():
             pending.finish(EndReason.INTERRUPTED)
         self._changed.notify()
-        _log.warning("worker %d lost: %s", worker, detail)
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
@@ -194,11 +218,12 @@ class Router:
             EngineError: no worker could serve it within the bound on attempts.
         """
         token_ids = job.context[:0]
-        logprobs, versions = Floats(), Versions()
+        logprobs, versions = _NO_LOGPROBS, _NO_VERSIONS
         workers: list[WorkerId] = []
+        failed: dict[WorkerId, None] = {}
         computed = 0
         for _ in range(self._max_attempts):
-            worker = await self._changed.until(lambda: self._pick(job))
+            worker = await self._changed.until(lambda: self._pick(job, failed))
             pending, end = await self._attempt(worker, job, token_ids)
             workers.append(worker.id)
             token_ids = token_ids + pending.token_ids
@@ -212,7 +237,7 @@ class Router:
             self.counts.continued += 1
             if end is EndReason.FAILED:
                 self.counts.failed_requests += 1
-                self._homes.pop(job.trajectory, None)
+                failed[worker.id] = None
                 _log.warning("turn %s/%d failed on worker %d: %s", job.trajectory, job.turn, worker.id, pending.error)
         raise EngineError(
             f"trajectory {job.trajectory}, turn {job.turn}: given up after {self._max_attempts} attempts on workers "
@@ -221,10 +246,15 @@ class Router:
 
     def release(self, trajectory: TrajectoryId) -> None:
         """Let the worker that holds a trajectory's prefix forget it."""
-        home = self._workers.get(self._homes.pop(trajectory, WorkerId(-1)))
+        home = self._workers.get(self._homes.pop(trajectory, _NOWHERE))
         if home is not None:
             home.releases.append(trajectory)
             home.wake.set()
+
+    def _move(self, trajectory: TrajectoryId, worker: WorkerId) -> None:
+        if self._homes.get(trajectory, worker) != worker:
+            self.release(trajectory)
+        self._homes[trajectory] = worker
 
     @staticmethod
     def _is_complete(job: TurnJob, token_ids: Tokens) -> bool:
@@ -252,17 +282,19 @@ class Router:
             computed_prompt_tokens=computed,
         )
 
-    def _pick(self, job: TurnJob) -> _Worker | None:
+    def _pick(self, job: TurnJob, failed: Mapping[WorkerId, None]) -> _Worker | None:
         best: _Worker | None = None
+        best_key = (False, 0, _NOWHERE)
         for worker in self._workers.values():
             if worker.version < job.min_version:
                 continue
-            if best is None or (len(worker.inflight), worker.id) < (len(best.inflight), best.id):
-                best = worker
+            key = (worker.id in failed, len(worker.inflight), worker.id)
+            if best is None or key < best_key:
+                best, best_key = worker, key
         if best is None:
             return None
-        home = self._workers.get(self._homes.get(job.trajectory, WorkerId(-1)))
-        if home is None or home.version < job.min_version:
+        home = self._workers.get(self._homes.get(job.trajectory, _NOWHERE))
+        if home is None or home.version < job.min_version or home.id in failed:
             return best
         return home if len(home.inflight) <= len(best.inflight) + STICKY_SLACK else best
 
@@ -277,26 +309,30 @@ class Router:
             max_new_tokens=job.max_new_tokens - len(done),
             min_version=job.min_version,
         )
-        ended: asyncio.Future[EndReason] = asyncio.get_running_loop().create_future()
-        pending = _Pending(start=len(request.context), ended=ended, token_ids=job.context[:0])
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[EndReason] = loop.create_future()
+        pending = _Pending(start=len(request.context), began_s=loop.time(), ended=ended, token_ids=job.context[:0])
+        self._move(job.trajectory, worker.id)
         worker.inflight[request.id] = pending
         worker.outbox.append(request)
         worker.wake.set()
-        self._homes[job.trajectory] = worker.id
         try:
             return pending, await ended
         except asyncio.CancelledError:
-            worker.interrupts.append(request.id)
-            worker.wake.set()
+            self._lose_if_silent(worker, pending, loop.time())
             raise
         finally:
             worker.inflight.pop(request.id, None)
+            if pending.working:
+                worker.interrupts.append(request.id)
+                worker.wake.set()
 
     # --- one worker's streams ------------------------------------------------------------------------------------
 
     async def _pump(self, worker: _Worker) -> None:
         try:
             async for chunks in worker.engine.events():
+                worker.heard_s = asyncio.get_running_loop().time()
                 for chunk in chunks:
                     pending = worker.inflight.get(chunk.request)
                     if pending is not None:
@@ -327,6 +363,11 @@ class Router:
                         await worker.engine.submit(requests)
             except (WorkerLost, GuardExpired) as error:
                 self._lose(worker, str(error))
+
+    def _lose_if_silent(self, worker: _Worker, pending: _Pending, now_s: float) -> None:
+        silent_s = now_s - pending.began_s
+        if worker.heard_s <= pending.began_s and silent_s >= self._silence_s:
+            self._lose(worker, f"silent for {silent_s:g} s with requests to work on")
 
     def _lose(self, worker: _Worker, detail: str) -> None:
         if worker.lost:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pearl.config.recipe import Recipe
 from pearl.core.shape import parse_shape
 from pearl.core.state import Gpu
+from pearl.errors import PearlError, RunFailed
 from pearl.pipeline.agent_loop import AgentPorts
 from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.evaluation import EvaluationResult, evaluate
@@ -24,6 +26,12 @@ from pearl.records.trajectory import GroupStatus, Task, TrajectoryStatus
 
 FLUSH_TIMEOUT_S = 30.0
 """For the journal to reach the disk at the end of a run."""
+
+STOP_TIMEOUT_S = 30.0
+"""The end of a run must not hang on a worker that does."""
+
+SILENCE_FRACTION = 0.5
+"""Of `rollout.turn_timeout_s`. A turn that waited for a worker first still tells a silent one; a whole time-out would not."""
 
 FIRST_VERSION = WeightVersion(0)
 
@@ -92,14 +100,22 @@ async def run(recipe: Recipe, ports: RunPorts, start: RunStart, observer: RunObs
     start_s = asyncio.get_running_loop().time()
     try:
         async with Nursery() as nursery:
-            return await _Run(recipe, ports, start, observer, nursery, start_s).run()
-    finally:
-        await _flush(ports.journal)
+            result = await _Run(recipe, ports, start, observer, nursery, start_s).run()
+    except BaseException:
+        # Why the run ended is worth more than that its journal could not be written either.
+        with contextlib.suppress(PearlError):
+            await _flush(ports.journal)
+        raise
+    await _flush(ports.journal)
+    return result
 
 
 async def _flush(journal: JournalSink) -> None:
-    async with guard(FLUSH_TIMEOUT_S, "journal flush"):
-        await journal.flush()
+    try:
+        async with guard(FLUSH_TIMEOUT_S, "journal flush"):
+            await journal.flush()
+    except GuardExpired as error:
+        raise RunFailed(f"{error}: the end of the journal may be missing") from error
 
 
 class _Run:
@@ -123,6 +139,7 @@ class _Run:
             load_mode=LoadMode(recipe.engine.on_load),
             max_restarts=recipe.cluster.max_worker_restarts,
             max_turn_attempts=recipe.rollout.max_turn_attempts,
+            silence_s=recipe.rollout.turn_timeout_s * SILENCE_FRACTION,
         )
         self.agents = AgentPorts(
             router=self.workers.router,
@@ -161,6 +178,7 @@ class _Run:
             wall_s = loop.time() - began_s
             after = await self._evaluate("after", version)
         finally:
+            await self.rollout.stop()
             await self._stop()
         return self._result(version, wall_s, before, after)
 
@@ -171,8 +189,11 @@ class _Run:
         await self.workers.start(self.start.gpus, specs_of(shape.roles(), self.start.gpus), manifest)
 
     async def _publish(self) -> Manifest:
-        async with guard(self.recipe.weights.timeout_s, f"publication of weights {self.start.version}"):
-            return await self.ports.weights.publish(self.start.version)
+        try:
+            async with guard(self.recipe.weights.timeout_s, f"publication of weights {self.start.version}"):
+                return await self.ports.weights.publish(self.start.version)
+        except GuardExpired as error:
+            raise RunFailed(f"{error} (weights.timeout_s)") from error
 
     def _training_loop(self) -> TrainingLoop:
         return TrainingLoop(
@@ -198,9 +219,8 @@ class _Run:
         return await evaluate(self.agents, tasks, config.rollouts_per_task, config.seed, version)
 
     async def _stop(self) -> None:
-        # The end of a run must not hang on a worker that does.
         try:
-            async with guard(30.0, "stopping the rollout workers"):
+            async with guard(STOP_TIMEOUT_S, "stopping the rollout workers"):
                 await self.workers.stop()
         except GuardExpired as error:
             self.observer.stage("warning", str(error))

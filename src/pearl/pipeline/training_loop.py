@@ -151,7 +151,11 @@ class TrainingLoop:
         self.rollout.serve(version)
 
     async def _save(self) -> None:
-        await self.checkpointer.save(self.version, self.rollout.snapshot())
+        try:
+            async with guard(self.recipe.train.step_timeout_s, f"checkpoint of version {self.version}"):
+                await self.checkpointer.save(self.version, self.rollout.snapshot())
+        except GuardExpired as error:
+            raise RunFailed(f"{error} (train.step_timeout_s)") from error
         self._saved = self.version
 
     async def _busy(self) -> dict[int, float]:

@@ -35,32 +35,45 @@ class Workers:
     load_mode: LoadMode
     max_restarts: int
     max_turn_attempts: int
+    silence_s: float
+    """As `pearl.pipeline.router` has it."""
     restarts: int = 0
     router: Router = field(init=False)
     _specs: dict[WorkerId, WorkerSpec] = field(default_factory=dict)
-    _restarting: set[WorkerId] = field(default_factory=set)
+    _restarting: dict[WorkerId, asyncio.Task[None]] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _newest: Manifest | None = None
     _stopping: bool = False
 
     def __post_init__(self) -> None:
-        self.router = Router(self.nursery, self.max_turn_attempts, self.lost, load_timeout_s=self.load_timeout_s)
+        self.router = Router(
+            self.nursery,
+            self.max_turn_attempts,
+            self.lost,
+            load_timeout_s=self.load_timeout_s,
+            silence_s=self.silence_s,
+        )
 
     async def start(self, gpus: Sequence[Gpu], specs: Sequence[WorkerSpec], manifest: Manifest) -> None:
-        """Start the fleet and admit it.
+        """Start the fleet and admit it; a worker that is lost before it serves is restarted like any other.
 
         Raises:
-            RunFailed: a worker did not start; nothing is left running.
+            RunFailed: a process did not start; none is left running.
         """
         self._newest = manifest
         self.state.submit(GpusJoined(gpus=tuple(gpus)))
-        self.nursery.spawn(self._watch(), name="workers: fleet events")
+        for spec in specs:
+            self._add(spec)
         report = await self.fleet.start(specs, self.start_timeout_s)
         if report.failed:
             raise RunFailed(f"rollout workers: {_failures(report.failed)}; none was started")
+        self._specs = {spec.worker: spec for spec in specs}
+        self.nursery.spawn(self._watch(), name="workers: fleet events")
         for spec in specs:
-            self._specs[spec.worker] = spec
-            await self._admit(spec)
+            if spec.worker in self._restarting or self.router.engine(spec.worker) is not None:
+                continue  # it was lost while others were admitted
+            if why_not := await self._admit(spec):
+                self.lost(spec.worker, why_not)
 
     async def publish(self, manifest: Manifest) -> None:
         """Load a new version into every serving worker; afterwards nobody serves older weights."""
@@ -69,8 +82,15 @@ class Workers:
             await self.router.load(manifest, self.load_mode)
 
     async def stop(self) -> None:
-        """End all workers; none is restarted from now on."""
+        """End all workers, those that are being restarted included; none is restarted from now on."""
         self._stopping = True
+        self.router.close()
+        restarts = list(self._restarting.values())
+        for restart in restarts:
+            restart.cancel()
+        await asyncio.gather(*restarts, return_exceptions=True)
+        for worker in sorted(self.state.snapshot.workers):
+            self.state.submit(WorkerRemoved(worker=worker))
         await self.fleet.stop(tuple(self._specs), STOP_GRACE_S)
 
     def lost(self, worker: WorkerId, detail: str) -> None:
@@ -80,9 +100,10 @@ class Workers:
         self.router.retire(worker, detail)
         if worker not in self._specs or worker in self._restarting:
             return
-        self._restarting.add(worker)
         self.state.submit(WorkerRemoved(worker=worker))
-        self.nursery.spawn(self._restart(self._specs[worker], detail), name=f"restart worker {worker}")
+        self._restarting[worker] = self.nursery.spawn(
+            self._restart(self._specs[worker], detail), name=f"restart worker {worker}"
+        )
 
     async def _watch(self) -> None:
         async for event in self.fleet.events():
@@ -96,32 +117,37 @@ class Workers:
                     f"rollout worker {spec.worker}: lost ({detail}), and all cluster.max_worker_restarts = "
                     f"{self.max_restarts} are used up"
                 )
+            self._add(spec)
             await self.fleet.stop([spec.worker], 0.0)
             report = await self.fleet.start([spec], self.start_timeout_s)
-            if not report.failed and await self._readmit(spec):
+            why_not = _failures(report.failed) or await self._admit(spec)
+            if why_not is None:
+                del self._restarting[spec.worker]
                 return
-            detail = _failures(report.failed) or "its weights could not be loaded"
-
-    async def _readmit(self, spec: WorkerSpec) -> bool:
-        try:
-            await self._admit(spec)
-        except (WorkerLost, WeightsError, GuardExpired):
+            detail = why_not
             self.state.submit(WorkerRemoved(worker=spec.worker))
-            return False
-        return True
 
-    async def _admit(self, spec: WorkerSpec) -> None:
+    def _add(self, spec: WorkerSpec) -> None:
         self.state.submit(WorkerAdded(worker=spec.worker, gpus=spec.gpus, role=spec.role))
-        engine = self.fleet.engine(spec.worker)
-        async with self._loading:
-            manifest = self._newest
-            if manifest is None:
-                raise WeightsError(f"worker {spec.worker}: no weights were published before its start")
-            async with guard(self.load_timeout_s, f"worker {spec.worker}: loading weights {manifest.version}"):
-                await engine.load(manifest, self.load_mode)
-            self._restarting.discard(spec.worker)
-            self.state.submit(ActivityChanged(worker=spec.worker, activity=Activity.ACTIVE))
-            self.router.admit(spec.worker, engine, manifest.version)
+
+    async def _admit(self, spec: WorkerSpec) -> str | None:
+        """Load the newest weights and let the worker serve; or why not."""
+        restart = self._restarting.get(spec.worker)
+        try:
+            engine = self.fleet.engine(spec.worker)
+            async with self._loading:
+                manifest = self._newest
+                if manifest is None:
+                    raise WeightsError(f"worker {spec.worker}: no weights were published before its start")
+                async with guard(self.load_timeout_s, f"worker {spec.worker}: loading weights {manifest.version}"):
+                    await engine.load(manifest, self.load_mode)
+                if self._restarting.get(spec.worker) is not restart:
+                    return "taken for lost while it loaded weights"
+                self.state.submit(ActivityChanged(worker=spec.worker, activity=Activity.ACTIVE))
+                self.router.admit(spec.worker, engine, manifest.version)
+        except (WorkerLost, WeightsError, GuardExpired) as error:
+            return str(error)
+        return None
 
 
 def _failures(failed: Mapping[WorkerId, str]) -> str:

@@ -58,6 +58,8 @@ class _Packed:
     def __add__(self, other: Self, /) -> Self:
         if not len(other):
             return self
+        if not len(self):
+            return other
         joined = np.concatenate((self._values, other._values))
         joined.flags.writeable = False
         return self._wrap(joined)
@@ -66,7 +68,8 @@ class _Packed:
         return type(other) is type(self) and np.array_equal(self._values, other._values)
 
     def __hash__(self) -> int:
-        return hash((type(self).__name__, self._values.tobytes()))
+        # Adding 0 makes -0.0 and 0.0, which are equal, hash alike.
+        return hash((type(self).__name__, (self._values + 0).tobytes()))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._values.tolist()})"

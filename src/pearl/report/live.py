@@ -5,6 +5,7 @@ Reporters only show: they decide nothing, and what they show is derived from the
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,8 +132,10 @@ class PlainReporter:
         """Nothing to do."""
 
     def _print(self, line: str) -> None:
-        # Looked up at every call, so that a redirected stdout is followed; flushed, so that `tail -f` is live.
-        print(line, file=self._file or sys.stdout, flush=True)
+        # Looked up at every call, so that a redirected stdout is followed; flushed, so that `tail -f` is live. A reader
+        # that went away (`| head`) must not end the run.
+        with contextlib.suppress(OSError):
+            print(line, file=self._file or sys.stdout, flush=True)
 
 
 def plain_line(report: StepReport, steps: int) -> str:

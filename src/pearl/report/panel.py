@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -25,6 +25,7 @@ _REFRESH_PER_S = 2.0
 _MAX_WIDTH = 96
 _LABEL_WIDTH = 10
 _VALUE_WIDTH = 9
+_FRAME_WIDTH = 6
 _METRICS_SHOWN = 6
 
 
@@ -40,7 +41,7 @@ class RichReporter:
         self._stage = "starting"
         self._reports: deque[StepReport] = deque(maxlen=HISTORY_STEPS)
         self._console = console or Console()
-        self._live = Live(
+        self._live = _CalmLive(
             console=self._console, get_renderable=self.render, refresh_per_second=_REFRESH_PER_S, transient=False
         )
         self._is_open = False
@@ -59,14 +60,16 @@ class RichReporter:
         """Leave the last panel on the screen."""
         if self._is_open:
             self._is_open = False
-            self._live.stop()
+            with _unless_gone(self._console):
+                self._live.stop()
 
     def render(self) -> RenderableType:
         """The panel as it is now."""
         reports = tuple(self._reports)
+        width = min(_MAX_WIDTH, self._console.width)
         rows: list[RenderableType] = [self._progress(reports)]
         if reports:
-            rows += ["", _curves(reports), "", _facts(reports[-1])]
+            rows += ["", _curves(reports, width - _FRAME_WIDTH), "", _facts(reports[-1])]
         rows += ["", Text(self._stage, style="dim", no_wrap=True, overflow="ellipsis")]
         return Panel(
             Group(*rows),
@@ -74,7 +77,7 @@ class RichReporter:
             title_align="left",
             border_style="dim",
             padding=(1, 2),
-            width=min(_MAX_WIDTH, self._console.width),
+            width=width,
         )
 
     def _progress(self, reports: Sequence[StepReport]) -> RenderableType:
@@ -89,19 +92,37 @@ class RichReporter:
         return grid
 
     def _redraw(self) -> None:
-        # A terminal that went away must not end the run.
-        with contextlib.suppress(OSError):
+        with _unless_gone(self._console):
             if not self._is_open:
                 self._is_open = True
                 self._live.start()
             self._live.refresh()
 
 
-def _curves(reports: Sequence[StepReport]) -> Table:
-    last = reports[-1]
+class _CalmLive(Live):
+    """Redrawn by a thread of its own as well, for the clock."""
+
+    def refresh(self) -> None:
+        """Draw what is shown now."""
+        with _unless_gone(self.console):
+            super().refresh()
+
+
+@contextlib.contextmanager
+def _unless_gone(console: Console) -> Iterator[None]:
+    """A terminal that went away must not end the run: it gets nothing more to show."""
+    try:
+        yield
+    except OSError:
+        console.quiet = True
+
+
+def _curves(reports: Sequence[StepReport], width: int) -> Table:
+    last, room = reports[-1], max(width - _LABEL_WIDTH - _VALUE_WIDTH - 4, 1)
+    reports = reports[-room:]
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=_LABEL_WIDTH, style="dim", no_wrap=True)
-    grid.add_column(width=_VALUE_WIDTH, justify="right", no_wrap=True)
+    grid.add_column(width=_VALUE_WIDTH, no_wrap=True)
     grid.add_column(no_wrap=True, style="cyan")
     if last.success_mean is not None:
         successes = [report.success_mean or 0.0 for report in reports]
@@ -118,7 +139,7 @@ def _facts(report: StepReport) -> Table:
     grid.add_column(overflow="fold")
     grid.add_row(
         "staleness",
-        f"{report.staleness_mean:.2f} mean   {report.staleness_max} max   "
+        f"mean {report.staleness_mean:.2f}   max {report.staleness_max}   "
         f"{percent(report.stale_token_frac).strip()} of tokens stale",
     )
     grid.add_row(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+
 from pearl.report.live import JobSummary, fault_text, percent
 from pearl.units import format_duration
 
@@ -24,6 +27,12 @@ def render_summary(summary: JobSummary) -> str:
     return "\n".join(f"{label:<{_LABEL_WIDTH}} {text}".rstrip() for label, text in rows)
 
 
+def write_summary(summary: JobSummary) -> None:
+    """Write it to `summary.json` in the run folder, for programs."""
+    fields = {**dataclasses.asdict(summary), "folder": str(summary.folder)}
+    (summary.folder / "summary.json").write_text(json.dumps(fields, indent=2) + "\n")
+
+
 def _success_text(before: float | None, after: float | None) -> str:
     match before, after:
         case None, None:
@@ -37,6 +46,8 @@ def _success_text(before: float | None, after: float | None) -> str:
 
 
 def _staleness_text(summary: JobSummary) -> str:
+    if summary.staleness_max == 0:
+        return "none: every token was drawn by the weights that it trained"
     return f"{_percent(summary.stale_token_frac)} of trained tokens stale, by {summary.staleness_max} at most"
 
 

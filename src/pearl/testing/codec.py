@@ -29,7 +29,9 @@ class FakeCodec:
     def action(self, token_ids: Tokens) -> str:
         """Characters of a completion; a stop token at its end is left out."""
         if not isinstance(token_ids, TokenIds):
-            raise TypeError(f"FakeCodec.action: got {type(token_ids).__name__}, want TokenIds; use CountCodec for counts")
+            raise TypeError(
+                f"FakeCodec.action: got {type(token_ids).__name__}, want TokenIds; use CountCodec for counts"
+            )
         ids = token_ids.tolist()
         if ids and ids[-1] == FAKE_STOP:
             ids.pop()

@@ -15,7 +15,7 @@ import numpy as np
 
 from pearl.records.ids import RequestId, WeightVersion
 from pearl.records.tokens import Floats, TokenCount, TokenIds, Tokens
-from pearl.records.turn import Chunk, EndReason, Mode, TurnRequest, Versions
+from pearl.records.turn import Chunk, EndReason, KvHandle, Mode, TurnRequest, VersionRun, Versions
 from pearl.testing.kv import FakeKv
 from pearl.testing.tokens import FAKE_STOP, FAKE_VOCAB, TurnStarts, fake_draws
 from pearl.testing.weights import FAKE_MODEL_HASH
@@ -138,14 +138,12 @@ class Generation:
         context_tokens = len(request.context)
         computed = context_tokens - min(cached, context_tokens - 1)
         self.computed_tokens += computed
+        if self._config.token_s <= 0:
+            self._complete(request, token_ids, logprobs, end, computed, now_s)
+            return
         run = _Running(
             request=request, token_ids=token_ids, logprobs=logprobs, end=end, start_s=now_s, computed=computed
         )
-        if self._config.token_s <= 0:
-            self._instant_iterations += run.total
-            self._advance(run, run.total)
-            self._emit(run, end, now_s)
-            return
         if not self._running:
             self._tick_at_s = now_s + self._progress_s
         self._running[request.id] = run
@@ -183,11 +181,14 @@ class Generation:
         stops = bool(sampling.stop_token_ids) and left <= count
         if stops:
             count = left
-        ids, logprobs = fake_draws(sampling.seed, start, count, self._config.vocab)
+        # Greedy means that the seed does not matter.
+        seed = sampling.seed if sampling.temperature > 0 else 0
+        ids, logprobs = fake_draws(seed, start, count, self._config.vocab)
         if isinstance(request.context, TokenCount):
             return TokenCount(count), Floats(logprobs), EndReason.STOP if stops else EndReason.LENGTH
         if stops:
-            ids = np.append(ids[:-1], np.int32(sampling.stop_token_ids[0]))
+            ids = ids.copy()
+            ids[-1] = sampling.stop_token_ids[0]
         others = [stop for stop in sampling.stop_token_ids if stop != FAKE_STOP]
         if others:
             drawn = np.flatnonzero(np.isin(ids, others))
@@ -202,20 +203,43 @@ class Generation:
             run.produced = produced
             self.generated_tokens += new
 
-    def _emit(self, run: _Running, end: EndReason | None, now_s: float) -> None:
-        request, kv = run.request, None
-        context_tokens = len(request.context)
-        # The last token drawn has not been through a forward pass, so its KV does not exist yet.
-        kv_tokens = context_tokens + run.produced - 1 if run.produced else 0
-        if end is not None:
-            self._running.pop(request.id, None)
-            if kv_tokens:
-                self._kv.keep(request.trajectory, kv_tokens)
-                if request.export_kv or request.mode is Mode.PREFILL:
-                    kv = self._kv.export(kv_tokens, self.version, now_s)
+    def _complete(
+        self, request: TurnRequest, token_ids: Tokens, logprobs: Floats, end: EndReason, computed: int, now_s: float
+    ) -> None:
+        """Generate a whole request at once: what `_emit` says, on the fast path."""
+        tokens = len(logprobs)
+        self._instant_iterations += tokens
+        self.generated_tokens += tokens
         chunk = Chunk(
             request=request.id,
-            start=context_tokens + run.delivered,
+            start=len(request.context),
+            token_ids=token_ids,
+            logprobs=logprobs,
+            versions=Versions((VersionRun(version=self.version, tokens=tokens),)),
+            end=end,
+            kv=self._keep_kv(request, tokens, now_s),
+            computed_prompt_tokens=computed,
+        )
+        self._deliver(request, chunk)
+
+    def _keep_kv(self, request: TurnRequest, produced: int, now_s: float) -> KvHandle | None:
+        if not produced:
+            return None
+        # The last token drawn has not been through a forward pass, so its KV does not exist yet.
+        tokens = len(request.context) + produced - 1
+        self._kv.keep(request.trajectory, tokens)
+        if request.export_kv or request.mode is Mode.PREFILL:
+            return self._kv.export(tokens, self.version, now_s)
+        return None
+
+    def _emit(self, run: _Running, end: EndReason | None, now_s: float) -> None:
+        request, kv = run.request, None
+        if end is not None:
+            self._running.pop(request.id, None)
+            kv = self._keep_kv(request, run.produced, now_s)
+        chunk = Chunk(
+            request=request.id,
+            start=len(request.context) + run.delivered,
             token_ids=run.token_ids[run.delivered : run.produced],
             logprobs=run.logprobs[run.delivered : run.produced],
             versions=Versions.of(run.runs),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pearl.errors import CheckpointError, PearlError, StateError
+from pearl.errors import CheckpointError, TrainingError
 from pearl.records.ids import GpuId, GroupId, TrajectoryId, WeightVersion
 from pearl.records.training import LendReport, TrainingBatch, TrainingSample, TrainReport
 from pearl.testing.weights import FAKE_MODEL_HASH
@@ -101,7 +101,7 @@ class FakeTrainer:
         """Hand GPUs to rollout; the trainer does not train until they are back."""
         if self._training or (again := self.lent.intersection(gpus)):
             what = "a training step is under way" if self._training else f"{sorted(again)} are lent already"
-            raise StateError(f"trainer: lend of {list(gpus)}: {what}")
+            raise TrainingError(f"trainer: lend of {list(gpus)}: {what}")
         await asyncio.sleep(self._lend_s)
         self.lent.update(gpus)
         self.loans.append(("lend", tuple(gpus)))
@@ -110,7 +110,9 @@ class FakeTrainer:
     async def reclaim_gpus(self, gpus: Sequence[GpuId]) -> LendReport:
         """Take GPUs back."""
         if missing := set(gpus) - self.lent:
-            raise StateError(f"trainer: reclaim: got {sorted(missing)}, want GPUs that are lent: {sorted(self.lent)}")
+            raise TrainingError(
+                f"trainer: reclaim: got {sorted(missing)}, want GPUs that are lent: {sorted(self.lent)}"
+            )
         await asyncio.sleep(self._lend_s)
         self.lent.difference_update(gpus)
         self.loans.append(("reclaim", tuple(gpus)))
@@ -144,24 +146,26 @@ class FakeTrainer:
 
     def fail_next(self, error: Exception | None = None) -> None:
         """Make the next training step raise; each call adds one failure."""
-        self._failures.append(error or PearlError("trainer: made to fail"))
+        self._failures.append(error or TrainingError("trainer: made to fail"))
 
     def _check(self, batch: TrainingBatch) -> None:
         if batch.version != self.version:
-            raise StateError(f"trainer: got a batch for version {batch.version}, want {self.version}")
+            raise TrainingError(f"trainer: got a batch for version {batch.version}, want {self.version}")
         if self.lent:
-            raise StateError(f"trainer: GPUs {sorted(self.lent)} are lent; reclaim them before training")
+            raise TrainingError(f"trainer: GPUs {sorted(self.lent)} are lent; reclaim them before training")
         for sample in batch.samples:
             where = f"trainer: sample {sample.trajectory}"
             trained = sum(stop - start for start, stop in sample.trained)
             if not trained == len(sample.logprobs) == len(sample.versions):
-                raise StateError(
+                raise TrainingError(
                     f"{where}: got {trained} trained tokens, {len(sample.logprobs)} log-probabilities and "
                     f"{len(sample.versions)} versions, want as many of each"
                 )
             edges = [edge for span in sample.trained for edge in span]
             if edges != sorted(edges) or (edges and not 0 <= edges[0] <= edges[-1] <= len(sample.token_ids)):
-                raise StateError(f"{where}: got ranges {sample.trained}, want ascending within {len(sample.token_ids)}")
+                raise TrainingError(
+                    f"{where}: got ranges {sample.trained}, want ascending within {len(sample.token_ids)}"
+                )
 
 
 def _write(path: Path, text: str) -> None:

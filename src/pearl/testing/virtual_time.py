@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_NAMED = 10
+"""Waiting tasks that a stall names."""
 
 
 class Stalled(RuntimeError):
@@ -17,13 +20,14 @@ class Stalled(RuntimeError):
 class _JumpingSelector(selectors.BaseSelector):
     """Never waits: advances the clock instead."""
 
-    def __init__(self) -> None:
+    def __init__(self, waiters: Callable[[], str]) -> None:
         self.now_s = 0.0
+        self._waiters = waiters
         self._real = selectors.DefaultSelector()
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise Stalled("virtual time: every task waits, and no timer is set")
+            raise Stalled(f"virtual time: every task waits, and no timer is set: {self._waiters()}")
         self.now_s += max(timeout, 0.0)
         return []
 
@@ -44,12 +48,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop on virtual time, beginning at 0; real I/O and threads do not work on it."""
 
     def __init__(self) -> None:
-        self._virtual = _JumpingSelector()
+        self._virtual = _JumpingSelector(self._waiters)
         super().__init__(self._virtual)
 
     def time(self) -> float:
         """Virtual seconds."""
         return self._virtual.now_s
+
+    def _waiters(self) -> str:
+        names = sorted(task.get_name() for task in asyncio.all_tasks(self))
+        return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
 def run_virtual(work: Coroutine[Any, Any, T]) -> T:

@@ -57,5 +57,5 @@ def write_safetensors(tensors: Mapping[str, torch.Tensor], path: Path, metadata:
 
 def checksum(tensor: torch.Tensor) -> str:
     """CRC-32 of a contiguous host tensor's bytes, `crc32:xxxxxxxx`."""
-    raw = tensor.reshape(-1).view(torch.uint8).numpy()
+    raw = tensor.reshape(-1).view(torch.uint8).numpy().data
     return f"crc32:{zlib.crc32(raw):08x}"

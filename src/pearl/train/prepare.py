@@ -52,8 +52,7 @@ def prepare(batch: TrainingBatch, version: int, vocabulary: int, advantage_offse
         sequences=sequences,
         behaviour=tuple(sample.logprobs.array.astype(np.float64) for sample in batch.samples),
         advantages=tuple(
-            np.full(len(sequence.trained), advantage)
-            for sequence, advantage in zip(sequences, advantages, strict=True)
+            np.full(len(sequence.trained), advantage) for sequence, advantage in zip(sequences, advantages, strict=True)
         ),
         rewards=np.asarray(rewards, dtype=np.float64),
         zero_advantage_groups=zero,

@@ -68,6 +68,11 @@ class GrpoTrainer:
         """Training steps done."""
         return self._version
 
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Padded tokens per forward pass, at most."""
+        return self._config.micro_batch_tokens
+
     def train(self, batch: TrainingBatch) -> TrainReport:
         """Do one training step; the version rises by one.
 
@@ -118,11 +123,11 @@ class GrpoTrainer:
             raise WeightsError(f"export: got version {version}, want {self._version} (the trainer's)")
         return write_version(self.model, path, version)
 
-    def lend_gpus(self, gpus: Sequence[GpuId]) -> LendReport:
+    def lend_gpus(self, gpus: Sequence[GpuId]) -> LendReport:  # noqa: ARG002 - the port's signature; one rank has one GPU
         """Move training state to the host; without a GPU there is nothing to move. Lending twice changes nothing."""
         return self._move(torch.device("cpu"), lent=True)
 
-    def reclaim_gpus(self, gpus: Sequence[GpuId]) -> LendReport:
+    def reclaim_gpus(self, gpus: Sequence[GpuId]) -> LendReport:  # noqa: ARG002
         """Bring training state back, unchanged."""
         return self._move(self.model.device, lent=False)
 
@@ -171,7 +176,7 @@ class GrpoTrainer:
             tokens = sum(micro.tokens for micro in minibatch)
             for micro, micro_prox in zip(minibatch, own_prox, strict=True):
                 result = self._loss(prepared, micro, micro_prox, tokens)
-                if not math.isfinite(loss := float(result.loss)):
+                if not math.isfinite(loss := result.loss.item()):
                     raise TrainingError(f"training step of version {self._version}: the loss is {loss}")
                 torch.autograd.backward(result.loss)
                 sums += result.sums.cpu()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-import numpy as np
 import torch
+from torch import nn
 
 from pearl.config.train import WarmupConfig
 from pearl.errors import TrainingError
@@ -30,15 +30,21 @@ GRADIENT_CLIP = 1.0
 class Game(Protocol):
     """The environment, synchronous."""
 
-    def reset(self, seed: int) -> str: ...
-    def step(self, action: str) -> EnvironmentReply: ...
-    def close(self) -> None: ...
+    def reset(self, seed: int) -> str:
+        """First observation."""
+
+    def step(self, action: str) -> EnvironmentReply:
+        """Answer one action."""
+
+    def close(self) -> None:
+        """Free what the game holds."""
 
 
 class Player(Protocol):
     """Plays one game without a model."""
 
-    def act(self, observation: str) -> str: ...
+    def act(self, observation: str) -> str:
+        """Answer an observation."""
 
 
 class ScriptCodec(Codec, Protocol):
@@ -110,7 +116,9 @@ def warm_up(
         TrainingError: the trainer is past version 0, nothing was played, or the loss is not finite.
     """
     if trainer.version > 0:
-        raise TrainingError(f"warm-up: the trainer is at version {trainer.version}, want 0; a resumed run is warm already")
+        raise TrainingError(
+            f"warm-up: the trainer is at version {trainer.version}, want 0; a resumed run is warm already"
+        )
     started_s = time.perf_counter()
     rng = random.Random(seed)
     model = trainer.model
@@ -136,3 +144,39 @@ def warm_up(
         trained_tokens=trained_tokens,
         seconds=time.perf_counter() - started_s,
     )
+
+
+def _play(
+    codec: ScriptCodec,
+    make_game: Callable[[], GameT],
+    make_player: Callable[[GameT, random.Random], Player],
+    rng: random.Random,
+    limits: PlayLimits,
+) -> TokenSequence:
+    game = make_game()
+    try:
+        player = make_player(game, random.Random(rng.getrandbits(63)))
+        return scripted_trajectory(codec, game, player, rng.getrandbits(31), limits)
+    finally:
+        game.close()
+
+
+def _step(trainer: GrpoTrainer, adam: torch.optim.Optimizer, games: Sequence[TokenSequence], rate: float) -> float:
+    played = [index for index, game in enumerate(games) if len(game.trained)]
+    if not played:
+        raise TrainingError("warm-up: no scripted game has an answer; rollout.max_context_tokens may be too small")
+    model = trainer.model
+    tokens = sum(len(games[index].trained) for index in played)
+    adam.zero_grad(set_to_none=True)
+    total = 0.0
+    for micro in micro_batches(games, played, trainer.micro_batch_tokens, model.device):
+        loss = -model.score(micro, temperature=1.0).logprobs.sum() / tokens
+        torch.autograd.backward(loss)
+        total += loss.item()
+    norm = float(nn.utils.clip_grad_norm_(model.parameters.values(), GRADIENT_CLIP))
+    if not (math.isfinite(total) and math.isfinite(norm)):
+        raise TrainingError(f"warm-up: the loss is {total}, the gradient norm {norm}; try a lower warmup.learning_rate")
+    for group in adam.param_groups:
+        group["lr"] = rate
+    adam.step()
+    return total

@@ -114,7 +114,7 @@ class EmbeddedEngine:
             if request is not None:
                 self._ended.append(_without_tokens(request, EndReason.INTERRUPTED))
 
-    def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
+    def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:  # noqa: ARG002 (the port's signature)
         """Forget a trajectory's prefix, at the end of its request if one is running; handles are never given out."""
         self._table.release(trajectory)
 
@@ -232,8 +232,7 @@ class EmbeddedEngine:
     def _fail(self, slot: int, fault: str) -> None:
         name = self._name(self._table.request(slot).id)
         self._ended.append(self._chunk(slot, EndReason.FAILED, f"{name}: {fault}"))
-        self._table.end(slot, keep=False)
-        self._cache.clear(slot)
+        self._table.end(slot, keep=False)  # whoever takes the slot next clears it
 
     def _chunk(self, slot: int, end: EndReason | None = None, error: str | None = None) -> Chunk:
         table = self._table

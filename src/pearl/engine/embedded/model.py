@@ -11,8 +11,8 @@ from typing import Self
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.functional import linear, silu
 
 from pearl.engine.embedded.architecture import Architecture, read_architecture
 from pearl.engine.embedded.attention import Batch, Group, Ints, groups_of
@@ -100,9 +100,9 @@ class Model:
             mixed = self._attention(layer, self._norm(hidden), rotation, keys, values, rows, groups)
             hidden = torch.addmm(hidden, mixed, layer.out)
             gate, up = torch.mm(self._norm(hidden), layer.gate_up).chunk(2, -1)
-            hidden = torch.addmm(hidden, F.silu(gate).mul_(up), layer.down)
+            hidden = torch.addmm(hidden, silu(gate).mul_(up), layer.down)
         last = hidden if len(wanted) == len(hidden) else hidden[torch.from_numpy(wanted)]
-        return F.linear(self._norm(last).mul_(weights.norm), weights.head)
+        return linear(self._norm(last).mul_(weights.norm), weights.head)
 
     def _attention(
         self,

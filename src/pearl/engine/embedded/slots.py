@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pearl.engine.embedded.attention import Ints
-from pearl.records.ids import RequestId, TrajectoryId
+from pearl.records.ids import RequestId, TrajectoryId, WeightVersion
 from pearl.records.tokens import Floats, TokenIds
-from pearl.records.turn import TurnRequest, Versions
+from pearl.records.turn import TurnRequest, VersionRun, Versions
 
 STOP_IDS = 4
 """Stop tokens per request that the table starts with room for."""
@@ -182,5 +182,7 @@ class SlotTable:
 def _runs(versions: npt.NDArray[np.int64]) -> Versions:
     if not len(versions):
         return Versions()
+    if (versions == versions[0]).all():
+        return Versions((VersionRun(version=WeightVersion(int(versions[0])), tokens=len(versions)),))
     edges = [0, *(np.flatnonzero(np.diff(versions)) + 1).tolist(), len(versions)]
     return Versions.of((int(versions[a]), b - a) for a, b in itertools.pairwise(edges))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import queue
 import threading
 import time
@@ -73,7 +74,11 @@ class ThreadedEngine:
         )
         engine._thread.start()
         atexit.register(engine._stop)
-        engine._info = await ready
+        try:
+            engine._info = await ready
+        except BaseException:
+            engine._commands.put(None)  # also when the wait was cancelled and the model is still loading
+            raise
         return engine
 
     # -- the port ---------------------------------------------------------------------------------------------------
@@ -208,7 +213,7 @@ class ThreadedEngine:
     def _run(self, build: Callable[[], EmbeddedEngine], ready: asyncio.Future[EngineInfo]) -> None:
         try:
             engine = build()
-        except BaseException as error:  # noqa: BLE001 (whatever it was, the loop must be told)
+        except BaseException as error:
             self._tell(_set_exception, ready, error)
             self._tell(self._finish, f"worker {self._worker}: the engine did not start: {error!r}")
             return
@@ -216,7 +221,7 @@ class ThreadedEngine:
         gone = None
         try:
             self._serve(engine)
-        except BaseException as error:  # noqa: BLE001 (whatever it was, the loop must be told)
+        except BaseException as error:
             gone = f"worker {self._worker}: the engine's thread died: {error!r}"
         self._tell(self._finish, gone)
 
@@ -248,10 +253,9 @@ class ThreadedEngine:
             self._tell(_set_result, answer, value)
 
     def _tell(self, function: Callable[..., None], *arguments: object) -> None:
-        try:
+        # A closed loop raises: nobody is left to be told.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *arguments)
-        except RuntimeError:
-            pass  # The loop is closed: nobody is left to be told.
 
 
 def _set_result(future: asyncio.Future[T], value: T) -> None:

@@ -1,0 +1,56 @@
+# Everything a newcomer, a developer and CI need. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+MODEL ?= models/tiny-qwen3
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --prefer-binary --constraint constraints.txt
+INSTALLED := $(VENV)/.installed
+
+# Two threads of two processes on two cores are far slower than one each.
+export OMP_NUM_THREADS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench clean
+
+help:  ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: $(INSTALLED)  ## Make .venv with pearl and everything it needs (again when pyproject.toml or constraints.txt change)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "setup: $(PYTHON) is older than Python 3.11; name another one: make setup PYTHON=python3.12"; exit 1; }
+	@test -x $(BIN)/python || { echo "setup: making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "setup: installing torch (some minutes the first time)"
+	@$(PIP) torch
+	@echo "setup: installing pearl with its train and dev extras"
+	@$(PIP) --editable '.[train,dev]'
+	@touch $@
+	@echo "setup: done, $$($(BIN)/pearl --version) in $(VENV)"
+
+demo: setup $(MODEL)/config.json  ## Train a tiny model to guess a number, on this machine's CPU
+	$(BIN)/pearl train recipes/demo/guess_number.toml
+
+$(MODEL)/config.json: | $(INSTALLED)
+	$(BIN)/python scripts/make_tiny_qwen3.py --out $(MODEL)
+
+test: setup  ## Run the tests, without the chaos and the GPU ones
+	$(BIN)/python -m pytest -m "not chaos and not gpu"
+
+check: setup  ## Lint, format, types, order of imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/mypy examples scripts
+	$(BIN)/lint-imports
+
+bench: setup $(MODEL)/config.json  ## Run every benchmark in its quick form
+	@failed=""; for benchmark in benchmarks/[a-z]*.py; do \
+		echo "== $$benchmark"; $(BIN)/python $$benchmark --quick || failed="$$failed $$benchmark"; \
+	done; test -z "$$failed" || { echo "bench: failed:$$failed"; exit 1; }
+
+clean:  ## Remove everything that can be made again: the environment, caches, the tiny model; keeps runs/
+	rm -rf $(VENV) $(MODEL) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,147 @@
+"""`pearl`: the commands and how errors end them.
+
+Exit status: 0 done; 1 the run failed, or something essential is missing; 2 a mistake in a recipe or on the command line;
+130 stopped with Ctrl-C. Nothing heavy is imported before a command needs it: `pearl --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import pearl
+from pearl.errors import PearlError, UserError
+
+_ARGUMENTS = "RECIPE.toml|a.b=c"
+
+
+class _Commands(TyperGroup):
+    """Ends a command with a message instead of a traceback where the message is all there is to know."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            raise _end(str(error), 2) from None
+        except PearlError as error:
+            raise _end(str(error), 1) from None
+        except KeyboardInterrupt as interrupt:
+            raise _end(str(interrupt) or "stopped", 130) from None
+
+
+def _end(text: str, status: int) -> typer.Exit:
+    typer.echo(text, err=True)
+    return typer.Exit(status)
+
+
+app = typer.Typer(
+    name="pearl",
+    cls=_Commands,
+    help="Asynchronous agentic reinforcement learning on a rollout fleet that changes shape.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+config_app = typer.Typer(help="Show and check recipes.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(config_app, name="config")
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"pearl {pearl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+_Arguments = Annotated[
+    list[str],
+    typer.Argument(
+        metavar=_ARGUMENTS, help="Recipe files, later ones win, and values to override.", show_default=False
+    ),
+]
+
+
+@app.command()
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar=_ARGUMENTS, help="Recipe files, later ones win, and values to override.", show_default=False
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Go on with the run in this folder instead; takes overrides of run.steps and cluster.* only.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Train a model as a recipe says."""
+    from pearl.cli.train import begin, go_on
+
+    if resume is None:
+        begin(arguments or [])
+    else:
+        go_on(resume, arguments or [])
+
+
+@config_app.command("show")
+def config_show(
+    arguments: _Arguments, as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False
+) -> None:
+    """Print every value of a recipe with the place where it was set."""
+    from pearl.cli.config import as_json_text, as_toml_text
+    from pearl.cli.recipes import load_arguments
+
+    loaded = load_arguments(arguments)
+    typer.echo(as_json_text(loaded) if as_json else as_toml_text(loaded))
+
+
+@config_app.command("check")
+def config_check(arguments: _Arguments) -> None:
+    """Check a recipe; every mistake is named, one a line."""
+    from pearl.cli.config import check_text
+    from pearl.cli.recipes import load_arguments
+
+    typer.echo(check_text(arguments, load_arguments(arguments)))
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine for what training needs."""
+    from pearl.cli.doctor import examine, is_healthy, report_text
+
+    findings = examine()
+    typer.echo(report_text(findings))
+    if not is_healthy(findings):
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Entry point of the `pearl` command."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        # Before or after a command: during imports, or while Python shuts down.
+        typer.echo("stopped", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

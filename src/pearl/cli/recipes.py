@@ -1,0 +1,71 @@
+"""Command-line arguments to a recipe, and the checks that need the decision core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pearl.config.check import Problem
+from pearl.config.load import LoadedRecipe, load_recipe
+from pearl.config.recipe import Recipe
+from pearl.core.shape import parse_shape
+from pearl.core.state import Role
+from pearl.errors import ConfigError, ShapeError
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """Recipe files (`x.toml`) and overrides (`a.b=c`).
+
+    Raises:
+        ConfigError: an argument is neither.
+    """
+    files: list[Path] = []
+    overrides: list[str] = []
+    for argument in arguments:
+        if "=" in argument:
+            overrides.append(argument)
+        elif argument.endswith(".toml"):
+            files.append(Path(argument))
+        else:
+            raise ConfigError(f"command line: got {argument!r}, want a recipe (NAME.toml) or an override (a.b=c)")
+    return files, overrides
+
+
+def load_arguments(arguments: Sequence[str]) -> LoadedRecipe:
+    """The recipe that the command line names.
+
+    Raises:
+        ConfigError: no recipe, or everything that is wrong with it.
+    """
+    files, overrides = split_arguments(arguments)
+    if not files:
+        raise ConfigError("command line: no recipe; want at least one, e.g. `pearl train recipes/NAME.toml`")
+    return load_recipe(files[0], overrides, files[1:], checks=(check_shape,))
+
+
+def check_shape(recipe: Recipe) -> Sequence[Problem]:
+    """Whether the engine can be laid out in the shape asked for."""
+    text = recipe.engine.shape
+    try:
+        shape = parse_shape(text)
+    except ShapeError as error:
+        return [_shape_problem(str(error).removeprefix("shape: "))]
+    if any(role is not Role.COLOCATED for role, _ in shape.roles()):
+        return [
+            _shape_problem(
+                f'got "{text}", want colocated workers only, e.g. "{shape.workers}C" '
+                "(this version of the embedded engine serves no prefill or decode workers)"
+            )
+        ]
+    if any(tp > 1 for _, tp in shape.roles()):
+        return [
+            _shape_problem(
+                f'got "{text}", want tp 1, e.g. "{shape.gpus}C" '
+                "(the embedded engine does not spread a worker over GPUs)"
+            )
+        ]
+    return []
+
+
+def _shape_problem(text: str) -> Problem:
+    return Problem(keys=("engine.shape",), text=text)

@@ -1,0 +1,11 @@
+"""Contract suites: what every implementation of a port must do, as pytest classes to subclass.
+
+A subclass gives the factory that makes what is tested, and says what it cannot do:
+
+    class TestMyEngine(EngineContract):
+        supports_pd = False
+
+        @asynccontextmanager
+        async def engines(self, count):
+            yield [EngineSubject(engine=..., vocab=..., manifest=..., foreign_manifest=...) for _ in range(count)]
+"""

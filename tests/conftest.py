@@ -1,0 +1,36 @@
+"""Fixtures for all tests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the demo's untrained model."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        from make_tiny_qwen3 import TinyQwen3, make_tiny_qwen3
+    finally:
+        sys.path.pop(0)
+    folder = tmp_path_factory.mktemp("models") / "tiny-qwen3"
+    make_tiny_qwen3(folder, TinyQwen3())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def local_ray() -> Iterator[None]:
+    """One small local Ray for all tests that need processes."""
+    from pearl.cluster.local_ray import ray_session
+    from pearl.config.cluster import ClusterConfig
+
+    sys.path.insert(0, str(ROOT))
+    with ray_session(ClusterConfig(object_store_mib=80)):
+        yield
+    sys.path.remove(str(ROOT))

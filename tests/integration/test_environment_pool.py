@@ -1,0 +1,153 @@
+"""The environment pool with real processes: slots, typed faults, replacement."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pearl.cluster import environment_pool
+from pearl.cluster.environment_pool import RayEnvironmentPool
+from pearl.errors import EnvironmentFault, EnvironmentLost, EnvironmentNonsense, EnvironmentRaised, RunFailed
+from pearl.records.ids import TaskId
+from pearl.records.trajectory import Task
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray")]
+
+ECHO = "tests.integration.environments:Echo"
+
+
+def task(kind: str = ECHO, seed: int = 0, **params: str | int | float) -> Task:
+    return Task(id=TaskId(f"t{seed}"), environment=kind, seed=seed, params=params)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(90):
+            await work
+
+    asyncio.run(bounded())
+
+
+@contextlib.asynccontextmanager
+async def pool(slots: int, processes: int = 1, restarts: int = 4) -> AsyncIterator[RayEnvironmentPool]:
+    made = RayEnvironmentPool(slots, processes, 60.0, restarts)
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def test_a_task_is_played_and_slots_are_never_exceeded(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with pool(slots=3) as environments:
+            open_now, open_max = 0, 0
+
+            async def play(seed: int) -> str:
+                nonlocal open_now, open_max
+                environment = await environments.open(task(seed=seed, folder=str(tmp_path)))
+                open_now += 1
+                open_max = max(open_max, open_now)
+                first = await environment.reset(seed)
+                replies = [await environment.step("a") for _ in range(3)]
+                open_now -= 1
+                await environment.close()
+                assert [reply.done for reply in replies] == [False, False, True]
+                return first
+
+            names = await asyncio.gather(*(play(seed) for seed in range(10)))
+            assert len(set(names)) == 10
+            assert open_max == 3
+
+    run(work())
+
+
+def test_faults_are_typed_and_give_the_slot_back() -> None:
+    async def work() -> None:
+        async with pool(slots=1) as environments:
+            for params, kind, fault in (
+                ({"faults": "raise"}, ECHO, EnvironmentRaised),
+                ({"faults": "nan"}, "tests.integration.environments:Nonsense", EnvironmentNonsense),
+                ({"faults": "type"}, "tests.integration.environments:Nonsense", EnvironmentNonsense),
+                ({"faults": "bytes"}, "tests.integration.environments:Nonsense", EnvironmentNonsense),
+            ):
+                seed = abs(hash(str(params))) % 10_000_000
+                environment = await environments.open(task(kind, seed, **params))
+                await environment.reset(seed)
+                await environment.step("a")
+                with pytest.raises(fault):
+                    await environment.step("a")
+                await environment.close()
+            with pytest.raises(EnvironmentFault, match="turnz"):
+                await environments.open(task(turnz=3))
+            environment = await environments.open(task())
+            await environment.close()
+
+    run(work())
+
+
+def test_a_call_that_does_not_return_costs_the_process_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_pool, "STUCK_AFTER_S", 0.3)
+
+    async def work() -> None:
+        async with pool(slots=2) as environments:
+            (before,) = environments.pids
+            hung = await environments.open(task(seed=1, faults="hang"))
+            other = await environments.open(task(seed=2))
+            await other.reset(2)
+            await hung.reset(1)
+            await hung.step("a")
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await hung.step("a")
+            await hung.close()
+            # Two new ones fit although the hung call still holds its thread in the old process.
+            assert (await other.step("a")).observation == "1"
+            first = await environments.open(task(seed=3))
+            assert await first.reset(3)
+            await first.close()
+            await other.close()
+            for _ in range(100):
+                if before not in environments.pids:
+                    break
+                await asyncio.sleep(0.1)
+            assert before not in environments.pids
+            assert environments.restarts == 1
+
+    run(work())
+
+
+def test_a_killed_process_ends_its_environments_as_lost_and_is_replaced() -> None:
+    async def work() -> None:
+        async with pool(slots=2) as environments:
+            environment = await environments.open(task(seed=5))
+            await environment.reset(5)
+            os.kill(environments.pids[0], signal.SIGKILL)
+            with pytest.raises(EnvironmentLost):
+                await environment.step("a")
+            await environment.close()
+            again = await environments.open(task(seed=6))
+            assert await again.reset(6)
+            await again.close()
+            assert environments.restarts == 1
+
+    run(work())
+
+
+def test_replacements_are_bounded() -> None:
+    async def work() -> None:
+        async with pool(slots=1, restarts=0) as environments:
+            os.kill(environments.pids[0], signal.SIGKILL)
+            with pytest.raises((RunFailed, EnvironmentLost)):
+                await environments.open(task())
+            with pytest.raises(RunFailed, match="max_environment_restarts = 0"):
+                await environments.open(task())
+
+    run(work())

@@ -1,0 +1,214 @@
+"""Whole runs under schedules of faults, on virtual time.
+
+Invariants, whatever happens (`FakeWorld.check_ledger`): each trajectory and group ends once; every slot and worker is
+given back; no trajectory is trained twice, after a fault, or staler than allowed; every trained token is one that an
+engine delivered; the run ends, or fails because a bound that the recipe states was passed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pearl.errors import RunFailed
+from pearl.records.ids import WorkerId
+from pearl.records.journal import StepEntry
+from pearl.records.trajectory import Task, TrajectoryStatus
+from pearl.records.turn import TurnRequest
+from pearl.testing.engine import FakeEngineConfig
+from pearl.testing.environment import AT_OPEN, AT_RESET, Behaviour, Fault
+from pearl.testing.virtual_time import run_virtual
+from pearl.testing.world import FakeWorld, fake_recipe
+
+CHAOS = os.environ.get("PEARL_CHAOS") == "1"
+
+BOUNDS = (
+    "cluster.max_worker_restarts",
+    "rollout.max_failed_groups",
+    "lost before it served",
+    "none was started",
+)
+"""A run may fail for these reasons, and for no other."""
+
+LONGEST_S = 1e6
+"""No schedule below can last this long when every wait is bounded."""
+
+
+@dataclass(frozen=True)
+class WorkerFault:
+    at_s: float
+    worker: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Schedule:
+    seed: int
+    steps: int
+    workers: int
+    groups_per_batch: int
+    group_size: int
+    spare_slots: int
+    max_staleness: int
+    max_replacements: int
+    max_failed_groups: int
+    max_worker_restarts: int
+    straggler_timeout_s: float
+    on_load: str
+    load_s: float
+    start_s: float
+    env_fault_rate: float
+    slow_rate: float
+    faults: tuple[WorkerFault, ...]
+
+
+KINDS = ("kill", "hang", "mute", "fail_requests", "unwell", "fail_start", "slow_start", "damage")
+
+worker_faults = st.builds(
+    WorkerFault,
+    at_s=st.floats(0, 120, width=16),
+    worker=st.integers(0, 2),
+    kind=st.sampled_from(KINDS),
+)
+
+schedules = st.builds(
+    Schedule,
+    seed=st.integers(0, 2**20),
+    steps=st.integers(1, 5),
+    workers=st.integers(1, 3),
+    groups_per_batch=st.integers(1, 3),
+    group_size=st.integers(1, 3),
+    spare_slots=st.integers(0, 12),
+    max_staleness=st.integers(0, 3),
+    max_replacements=st.integers(0, 4),
+    max_failed_groups=st.integers(0, 8),
+    max_worker_restarts=st.integers(0, 8),
+    straggler_timeout_s=st.sampled_from([20.0, 100.0, 1000.0]),
+    on_load=st.sampled_from(["keep_kv", "recompute"]),
+    load_s=st.sampled_from([0.0, 0.5, 3.0]),
+    start_s=st.sampled_from([0.0, 4.0]),
+    env_fault_rate=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    slow_rate=st.sampled_from([0.0, 0.05]),
+    faults=st.lists(worker_faults, max_size=8).map(tuple),
+)
+
+
+def _script(schedule: Schedule) -> Callable[[Task, int], Behaviour]:
+    def behaviour(task: Task, attempt: int) -> Behaviour:
+        rng = random.Random(f"{schedule.seed}|{task.id}|{attempt}")
+        fault = rng.choice(list(Fault)) if rng.random() < schedule.env_fault_rate else None
+        slow = 50 if rng.random() < schedule.slow_rate else 1
+        return Behaviour(
+            turns=rng.randint(1, 4),
+            open_s=rng.choice([0.0, 0.3]),
+            reset_s=rng.choice([0.0, 0.5]),
+            step_s=rng.choice([0.0, 1.0]) * slow,
+            reward=rng.random(),
+            fault=fault,
+            fault_turn=rng.choice([AT_OPEN, AT_RESET, 0, 1]),
+        )
+
+    return behaviour
+
+
+def make_world(schedule: Schedule) -> FakeWorld:
+    def output_tokens(request: TurnRequest) -> int:
+        return random.Random(f"{schedule.seed}|{request.trajectory}|{request.turn}").randint(1, 20)
+
+    recipe = fake_recipe(
+        run={"steps": schedule.steps, "seed": schedule.seed},
+        environment={"kind": "fake", "slots": schedule.group_size + schedule.spare_slots},
+        engine={"shape": f"{schedule.workers}C", "on_load": schedule.on_load},
+        sampling={"max_new_tokens": 12},
+        rollout={
+            "groups_per_batch": schedule.groups_per_batch,
+            "group_size": schedule.group_size,
+            "max_staleness": schedule.max_staleness,
+            "max_replacements": schedule.max_replacements,
+            "max_failed_groups": schedule.max_failed_groups,
+            "max_turns": 3,
+            "env_reset_timeout_s": 10,
+            "env_step_timeout_s": 100,
+            "turn_timeout_s": 60,
+            "trajectory_timeout_s": 300,
+            "straggler_timeout_s": schedule.straggler_timeout_s,
+        },
+        cluster={"max_worker_restarts": schedule.max_worker_restarts, "start_timeout_s": 30},
+        weights={"timeout_s": 40},
+        checkpoint={"every_steps": 2},
+    )
+    return FakeWorld(
+        recipe,
+        engine=FakeEngineConfig(token_s=0.1, load_s=schedule.load_s, progress_interval_s=0.3),
+        output_tokens=output_tokens,
+        script=_script(schedule),
+        train_s=lambda batch: random.Random(f"{schedule.seed}|{batch.version}").choice([0.0, 2.0, 10.0]),
+        start_s=schedule.start_s,
+    )
+
+
+async def _inject(world: FakeWorld, schedule: Schedule) -> None:
+    loop = asyncio.get_running_loop()
+    for fault in sorted(schedule.faults, key=lambda one: one.at_s):
+        await asyncio.sleep(fault.at_s - loop.time())
+        worker = WorkerId(fault.worker % schedule.workers)
+        engine = world.fleet.engines.get(worker)
+        match fault.kind:
+            case "fail_start":
+                world.fleet.fail_next_start(worker)
+            case "slow_start":
+                world.fleet.delay_next_start(worker, 31.0)
+            case "unwell":
+                world.fleet.report_unwell(worker)
+            case "damage":
+                if world.weights.kept:
+                    world.weights.damage(world.weights.kept[-1], "head")
+            case "kill" if engine is not None:
+                engine.kill()
+            case "hang" | "mute" if engine is not None:
+                engine.hang(mute=fault.kind == "mute")
+            case "fail_requests" if engine is not None:
+                engine.fail_next(5)
+
+
+def play(schedule: Schedule) -> tuple[FakeWorld, RunFailed | None]:
+    """Run a schedule to its end."""
+    world = make_world(schedule)
+
+    async def work() -> RunFailed | None:
+        injecting = asyncio.get_running_loop().create_task(_inject(world, schedule))
+        try:
+            async with asyncio.timeout(LONGEST_S):
+                await world.run()
+        except RunFailed as failed:
+            return failed
+        finally:
+            injecting.cancel()
+        return None
+
+    return world, run_virtual(work())
+
+
+def check(schedule: Schedule) -> None:
+    world, failed = play(schedule)
+    world.check_ledger()
+    steps = [entry.version for entry in world.journal.of(StepEntry)]
+    assert steps == list(range(1, len(steps) + 1))
+    if failed is None:
+        assert len(steps) == schedule.steps
+        assert world.checkpointer.saved[-1][0] == schedule.steps
+    else:
+        assert any(bound in str(failed) for bound in BOUNDS), failed
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schedules)
+def test_whatever_happens_the_ledger_holds_and_the_run_ends(schedule: Schedule) -> None:
+    check(schedule)

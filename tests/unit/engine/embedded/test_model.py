@@ -1,0 +1,269 @@
+"""The forward pass against transformers: whole, chunked, ragged; and checkpoints that must be refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from pearl.engine.embedded.attention import Batch
+from pearl.engine.embedded.model import KvCache, Model
+from pearl.errors import ModelError
+from pearl.records.training import model_hash
+
+SLOTS, POSITIONS = 6, 64
+TOLERANCE = 1e-4
+
+
+class Runner:
+    """Feeds chunks of given sequences to a model and gathers the logits of every position."""
+
+    def __init__(self, model: Model, sequences: dict[int, list[int]]) -> None:
+        self.model, self.sequences = model, sequences
+        self.cache = KvCache(model.architecture, SLOTS, POSITIONS)
+        self.done = dict.fromkeys(sequences, 0)
+        self.logits: dict[int, list[torch.Tensor]] = {slot: [] for slot in sequences}
+
+    def run(self, counts: dict[int, int]) -> None:
+        slots = np.array(list(counts), dtype=np.int64)
+        batch = Batch.of(
+            slots, np.array([self.done[s] for s in counts]), np.array(list(counts.values()), dtype=np.int64)
+        )
+        ids = np.array(
+            [
+                self.sequences[slot][position]
+                for slot, position in zip(batch.token_slots, batch.token_positions, strict=True)
+            ]
+        )
+        logits = self.model.forward(self.cache, batch, ids, np.arange(len(ids)))
+        for slot, row in zip(batch.token_slots.tolist(), logits, strict=True):
+            self.logits[slot].append(row)
+        for slot, count in counts.items():
+            self.done[slot] += count
+
+    def check(self, reference: Any) -> None:
+        for slot, ids in self.sequences.items():
+            with torch.no_grad():
+                want = reference(torch.tensor([ids])).logits[0]
+            got = torch.stack(self.logits[slot])
+            assert want.abs().max() > 1, "a model without opinions tests nothing"
+            torch.testing.assert_close(got, want, atol=TOLERANCE, rtol=0)
+
+
+def test_whole(folder: Path, reference: Any, kit: Any) -> None:
+    runner = Runner(Model.read(folder), {2: kit.tokens(1, 50)})
+    runner.run({2: 50})
+    runner.check(reference)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 7, 49])
+def test_chunked(folder: Path, reference: Any, kit: Any, chunk: int) -> None:
+    runner = Runner(Model.read(folder), {0: kit.tokens(2, 50)})
+    while (left := 50 - runner.done[0]) > 0:
+        runner.run({0: min(chunk, left)})
+    runner.check(reference)
+
+
+def test_ragged_mixture_of_prefill_and_decode(folder: Path, reference: Any, kit: Any) -> None:
+    """Slots with holes between them, chunks of every length, some slots idle in some iterations."""
+    lengths = {0: 40, 1: 31, 3: 22, 5: 55}
+    runner = Runner(Model.read(folder), {slot: kit.tokens(10 + slot, length) for slot, length in lengths.items()})
+    rng = np.random.default_rng(0)
+    while any(runner.done[slot] < length for slot, length in lengths.items()):
+        counts = {}
+        for slot, length in lengths.items():
+            count = min(int(rng.choice([0, 1, 1, 1, 2, 5, 9])), length - runner.done[slot])
+            if count:
+                counts[slot] = count
+        if counts:
+            runner.run(counts)
+    runner.check(reference)
+
+
+def test_decode_reads_scattered_slots(folder: Path, reference: Any, kit: Any) -> None:
+    """Two of six slots, far apart, so that their keys and values are gathered."""
+    runner = Runner(Model.read(folder), {0: kit.tokens(3, 20), 5: kit.tokens(4, 12)})
+    runner.run({0: 10, 5: 2})
+    for _ in range(10):
+        runner.run({0: 1, 5: 1})
+    runner.check(reference)
+
+
+def test_stale_cache_of_an_earlier_sequence_does_not_show(folder: Path, reference: Any, kit: Any) -> None:
+    model = Model.read(folder)
+    first = Runner(model, {1: kit.tokens(5, 60)})
+    first.run({1: 60})
+    second = Runner(model, {1: kit.tokens(6, 20)})
+    second.cache = first.cache
+    second.run({1: 12})
+    for _ in range(8):
+        second.run({1: 1})
+    second.check(reference)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"tied": False, "heads": 6, "kv_heads": 1, "head_dim": 8, "hidden": 40, "layers": 3, "intermediate": 72},
+        {"heads": 2, "kv_heads": 2, "head_dim": 32, "layers": 1},
+    ],
+)
+def test_other_shapes_and_rotary_base(tmp_path: Path, kit: Any, sizes: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = kit.make_folder(tmp_path / "m", seed=4, **sizes)
+    edit(folder, lambda config: config["rope_parameters"].update(rope_theta=500.0))
+    runner = Runner(Model.read(folder), {slot: kit.tokens(slot, 30) for slot in range(3)})
+    runner.run({0: 30, 1: 12, 2: 5})
+    runner.run({1: 18, 2: 25})
+    runner.check(AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval())
+
+
+def test_configuration_of_transformers_4(folder: Path, tmp_path: Path, reference: Any, kit: Any) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "m"))
+
+    def older(config: dict[str, Any]) -> None:
+        config["rope_theta"] = config.pop("rope_parameters")["rope_theta"]
+        config["rope_scaling"] = None
+
+    edit(copy, older)
+    runner = Runner(Model.read(copy), {0: kit.tokens(1, 20)})
+    runner.run({0: 20})
+    runner.check(reference)
+
+
+def test_weights_in_several_files_and_a_tied_head_stored_twice(
+    folder: Path, tmp_path: Path, reference: Any, kit: Any
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "m"))
+    tensors = load_file(copy / "model.safetensors")
+    (copy / "model.safetensors").unlink()
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    names = sorted(tensors)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, part in parts.items():
+        save_file({name: tensors[name] for name in part}, copy / file)
+    index = {"weight_map": {name: file for file, part in parts.items() for name in part}}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    model = Model.read(copy)
+    assert model.hash == Model.read(folder).hash
+    runner = Runner(model, {0: kit.tokens(1, 20)})
+    runner.run({0: 20})
+    runner.check(reference)
+
+
+def test_hash_is_that_of_the_stored_tensors(folder: Path) -> None:
+    stored = load_file(folder / "model.safetensors")
+    assert Model.read(folder).hash == model_hash((name, "F32", tuple(t.shape)) for name, t in stored.items())
+
+
+def test_engine_does_not_import_transformers() -> None:
+    code = "import sys, pearl.engine.embedded.threaded; sys.exit('transformers' in sys.modules or 'ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config)
+    path.write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda c: c.update(model_type="llama"), "model_type: got 'llama', want 'qwen3'"),
+        (lambda c: c.pop("model_type"), "model_type: got None"),
+        (lambda c: c.update(attention_bias=True), "attention_bias: got True"),
+        (lambda c: c.update(hidden_act="gelu"), "hidden_act: got 'gelu'"),
+        (lambda c: c.update(use_sliding_window=True), "use_sliding_window: got True"),
+        (lambda c: c.update(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "rope_parameters: got"),
+        (lambda c: c.update(rope_parameters={"rope_theta": -1}), "rope_parameters.rope_theta: got -1"),
+        (lambda c: c.update(rope_scaling={"type": "linear"}), "rope_scaling: got"),
+        (lambda c: c.update(num_hidden_layers=0), "num_hidden_layers: got 0"),
+        (lambda c: c.update(hidden_size="64"), "hidden_size: got '64'"),
+        (lambda c: c.update(num_key_value_heads=3), "num_key_value_heads: got 3"),
+        (lambda c: c.update(head_dim=15), "head_dim: got 15"),
+        (lambda c: c.update(rms_norm_eps=0), "rms_norm_eps: got 0"),
+        (lambda c: c.update(num_hidden_layers=3), "model.layers.2.* missing"),
+        (lambda c: c.update(num_hidden_layers=1), "model.layers.1.* does not call for"),
+        (lambda c: c.update(intermediate_size=64), r"got shape \(128, 64\), want \(64, 64\)"),
+        (lambda c: c.update(tie_word_embeddings=False), "lm_head.weight: missing"),
+    ],
+)
+def test_configurations_that_are_refused(
+    folder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object], says: str
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "m"))
+    edit(copy, change)
+    with pytest.raises(ModelError, match=says):
+        Model.read(copy)
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _set_nan(path: Path) -> None:
+    tensors = load_file(path)
+    tensors["model.norm.weight"][3] = torch.nan
+    save_file(tensors, path)
+
+
+def _integers(path: Path) -> None:
+    tensors = load_file(path)
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.int32)
+    save_file(tensors, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda p: p.unlink(), "no such file"),
+        (_truncate, "not a readable safetensors file"),
+        (lambda p: p.write_bytes(b""), "not a readable safetensors file"),
+        (_set_nan, "model.norm.weight: holds numbers that are not finite"),
+        (_integers, "model.norm.weight: got type I32, want one of F32, BF16, F16"),
+    ],
+)
+def test_weight_files_that_are_refused(
+    folder: Path, tmp_path: Path, damage: Callable[[Path], object], says: str
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "m"))
+    damage(copy / "model.safetensors")
+    with pytest.raises(ModelError, match=says):
+        Model.read(copy)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [(None, "config.json: no such file"), ("{", "cannot be read as JSON"), ("[]", "want an object")]
+)
+def test_config_files_that_are_refused(folder: Path, tmp_path: Path, text: str | None, says: str) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "m"))
+    (copy / "config.json").unlink()
+    if text is not None:
+        (copy / "config.json").write_text(text)
+    with pytest.raises(ModelError, match=says):
+        Model.read(copy)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no such folder"):
+        Model.read(tmp_path / "nowhere")
+
+
+def test_an_index_that_is_not_one(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "m"))
+    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors.index.json").write_text('{"weights": 1}')
+    with pytest.raises(ModelError, match="not an index"):
+        Model.read(copy)
