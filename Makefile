@@ -7,6 +7,7 @@ MODEL ?= models/tiny-qwen3
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --prefer-binary --constraint constraints.txt
 INSTALLED := $(VENV)/.installed
+BENCHMARKS := $(basename $(notdir $(wildcard benchmarks/[a-z]*.py)))
 
 # Two threads of two processes on two cores are far slower than one each.
 export OMP_NUM_THREADS := 1
@@ -43,12 +44,12 @@ check: setup  ## Lint, format, types, order of imports
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/mypy examples scripts
+	$(BIN)/mypy benchmarks examples scripts
 	$(BIN)/lint-imports
 
 bench: setup $(MODEL)/config.json  ## Run every benchmark in its quick form
-	@failed=""; for benchmark in benchmarks/[a-z]*.py; do \
-		echo "== $$benchmark"; $(BIN)/python $$benchmark --quick || failed="$$failed $$benchmark"; \
+	@failed=""; for name in $(BENCHMARKS); do \
+		echo "== $$name"; $(BIN)/python -m benchmarks.$$name --quick || failed="$$failed $$name"; \
 	done; test -z "$$failed" || { echo "bench: failed:$$failed"; exit 1; }
 
 clean:  ## Remove everything that can be made again: the environment, caches, the tiny model; keeps runs/

@@ -44,7 +44,7 @@ class TinyQwen3:
     head_dim: int = 16
     intermediate: int = 128
     max_positions: int = 512
-    init_std: float = 0.02
+    init_std: float = 0.08
     """Standard deviation of the weights; larger ones give a model of strong, arbitrary opinions."""
     tied: bool = True
     seed: int = 0

@@ -107,14 +107,16 @@ def check_ledger(root: Path, folder: RunFolder, model: Path) -> None:
     ends = {entry.trajectory: entry for entry in read_stream(folder.journal, "trajectories")}
     ended = [entry.trajectory for entry in read_stream(folder.journal, "trajectories")]
     assert len(ended) == len(ends), "a trajectory ended twice"
-    assert all(isinstance(end, TrajectoryEntry) and end.status in TRAINABLE for t, end in ends.items() if t in {c[0] for c in consumed})
+    assert all(
+        isinstance(end, TrajectoryEntry) and end.status in TRAINABLE
+        for t, end in ends.items()
+        if t in {c[0] for c in consumed}
+    )
     resets = sum(event["event"] == "reset" for events in episodes.values() for event in events)
     assert len(ended) >= resets, "a trajectory that began has not ended"
 
 
-def _token_histories(
-    codec: ChatCodec, episodes: dict[str, list[dict[str, object]]]
-) -> list[tuple[str, TokenIds]]:
+def _token_histories(codec: ChatCodec, episodes: dict[str, list[dict[str, object]]]) -> list[tuple[str, TokenIds]]:
     """Both ways that each turn may have ended (by a stop token or by length), over all turns of a whole episode."""
     histories: list[tuple[str, TokenIds]] = []
     for name, events in episodes.items():
@@ -192,7 +194,9 @@ def test_a_run_is_resumed_from_its_last_checkpoint(tiny_model: Path, tmp_path: P
     assert summary.steps == 4
     steps = [entry.version for entry in read_stream(folder.journal, "steps") if isinstance(entry, StepEntry)]
     assert steps == [1, 2, 3, 4]
-    groups = [e.group for e in read_stream(folder.journal, "groups") if isinstance(e, GroupEntry) and e.status == "completed"]
+    groups = [
+        e.group for e in read_stream(folder.journal, "groups") if isinstance(e, GroupEntry) and e.status == "completed"
+    ]
     assert sorted(groups, key=lambda g: int(g[1:])) == [f"g{n}" for n in range(16)]
     check_ledger(tmp_path, folder, tiny_model)
 

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.main import get_command
 
+from examples.ticket_desk import TicketDesk
 from pearl.cli.main import app
+from pearl.env.base import TextEnvironment
+from pearl.env.validate import check_reply
 from pearl.records.journal import STREAMS, JournalEntry
-from pearl.records.trajectory import GroupStatus, TrajectoryStatus
+from pearl.records.trajectory import EnvironmentReply, GroupStatus, TrajectoryStatus
 from pearl.report.lines import ENTRIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,7 +136,53 @@ def test_code_of_the_environment_page_is_the_examples() -> None:
     assert len(quoted) >= 5
     for code in quoted:
         assert code in source, f"not in examples/ticket_desk.py:\n{code}"
-    exec(compile(trial, "trial", "exec"), {"TicketDesk": example().TicketDesk})
+    exec(compile(trial, "trial", "exec"), {"TicketDesk": TicketDesk})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_python_blocks_parse(page: Path) -> None:
+    for code in blocks(page, "python"):
+        ast.parse(textwrap.dedent(code))
+
+
+def test_the_readmes_environment_has_the_methods_of_the_protocol() -> None:
+    (code,) = blocks(ROOT / "README.md", "python")
+    (sketch,) = ast.parse(code).body
+
+    assert isinstance(sketch, ast.ClassDef)
+    methods = {node.name: node for node in sketch.body if isinstance(node, ast.FunctionDef)}
+    assert methods.keys() == {"reset", "step", "close"}
+    for name, method in methods.items():
+        of_protocol = inspect.signature(getattr(TextEnvironment, name))
+        assert [argument.arg for argument in method.args.args] == list(of_protocol.parameters)
+
+
+class FakeGem:
+    """`gem.make(name)` with GEM's tuples."""
+
+    def make(self, name: str) -> FakeGem:
+        return self
+
+    def reset(self, seed: int) -> tuple[str, dict[str, object]]:
+        return f"task {seed}", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, object]]:
+        return "over", 1, action == "right", action == "late", {}
+
+
+@pytest.mark.parametrize(
+    ("action", "done", "truncated", "success"),
+    [("right", True, False, True), ("late", True, True, None), ("other", False, False, None)],
+)
+def test_the_gem_adapter_works(action: str, done: bool, truncated: bool, success: bool | None) -> None:
+    (code,) = blocks(ROOT / "docs" / "coming-from-roll.md", "python")
+    names: dict[str, Any] = {"gem": FakeGem(), "EnvironmentReply": EnvironmentReply}
+    exec(compile(code, "adapter", "exec"), names)
+
+    environment = names["FromGem"]("some-id")
+    assert environment.reset(7) == "task 7"
+    reply = check_reply(environment.step(action), "here")
+    assert (reply.reward, reply.done, reply.truncated, reply.success) == (1.0, done, truncated, success)
 
 
 def test_recipe_snippets_are_the_examples() -> None:
@@ -138,12 +191,6 @@ def test_recipe_snippets_are_the_examples() -> None:
     for page in (ROOT / "README.md", ROOT / "docs" / "writing-an-environment.md"):
         (snippet,) = blocks(page, "toml")
         assert tomllib.loads(snippet)["environment"] == recipe["environment"]
-
-
-def example():  # type: ignore[no-untyped-def]
-    import examples.ticket_desk
-
-    return examples.ticket_desk
 
 
 def journal_section(stream: str) -> str:

@@ -46,14 +46,19 @@ def test_setup_installs_torch_first_and_from_pins(tmp_path: Path) -> None:
 
 
 def test_setup_is_done_once(tmp_path: Path) -> None:
-    venv = tmp_path / "venv"
-    venv.mkdir()
-    stamp = venv / ".installed"
-    stamp.touch()
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / ".installed").touch()
 
     assert not any("install" in line for line in dry_run("setup", tmp_path))
-    os.utime(stamp, (0, 0))
-    assert any("install" in line for line in dry_run("setup", tmp_path))
+
+
+@pytest.mark.parametrize("file", ["pyproject.toml", "constraints.txt"])
+def test_setup_is_done_again_when_what_it_installs_changes(file: str, tmp_path: Path) -> None:
+    (tmp_path / "venv").mkdir()
+    (tmp_path / "venv" / ".installed").touch()
+
+    # -W: as if the file were newer than everything.
+    assert "install" in make("-n", "-W", file, "setup", f"VENV={tmp_path}/venv")
 
 
 def test_the_demo_makes_its_model_when_there_is_none(tmp_path: Path) -> None:
@@ -62,6 +67,8 @@ def test_the_demo_makes_its_model_when_there_is_none(tmp_path: Path) -> None:
     assert (
         place(commands, "touch") < place(commands, "make_tiny_qwen3.py") < place(commands, "pearl train recipes/demo/")
     )
+    alone = dry_run(f"{tmp_path}/model/config.json", tmp_path)
+    assert place(alone, "--editable") < place(alone, "make_tiny_qwen3.py")
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").touch()
     assert not any("make_tiny_qwen3.py" in line for line in dry_run("demo", tmp_path))
@@ -74,6 +81,14 @@ def test_tests_leave_out_chaos_and_gpu(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tool", ["ruff check", "ruff format --check", "mypy", "lint-imports"])
 def test_check_runs(tool: str, tmp_path: Path) -> None:
     assert any(line.startswith(f"{tmp_path}/venv/bin/{tool}") for line in dry_run("check", tmp_path))
+
+
+def test_every_benchmark_runs_in_its_quick_form(tmp_path: Path) -> None:
+    benchmarks = [path for path in (ROOT / "benchmarks").glob("*.py") if not path.name.startswith("_")]
+
+    (loop,) = [line for line in dry_run("bench", tmp_path) if "for name in" in line]
+    assert sorted(re.search(r"for name in ([^;]+);", loop)[1].split()) == sorted(path.stem for path in benchmarks)  # type: ignore[index]
+    assert all("--quick" in path.read_text(encoding="utf-8") for path in benchmarks)
 
 
 def test_ci_is_a_valid_script_that_runs_the_same_targets() -> None:

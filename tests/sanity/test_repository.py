@@ -19,7 +19,7 @@ from pearl.cli.packages import EXTRAS
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
-MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|Users|home/\w)" + r"[/\w]*")
+MACHINE_PATH = re.compile(r"(?<![\w.])/(?:work|root|Users|home)/\w[\w/.-]*")
 """A path that exists on one machine only."""
 REGISTRY = re.compile(r"pypi\.|pythonhosted\.|download\.pytorch|registry\.npm|index-url|find-links", re.IGNORECASE)
 """Where packages come from is the affair of who installs them."""

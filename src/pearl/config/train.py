@@ -14,6 +14,9 @@ class TrainConfig(Section):
     decay: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="By step, to `final_fraction` of the peak at `run.steps`."
     )
+    ramp_steps: int = Field(
+        0, ge=0, description="Training steps over which the learning rate rises to its peak: Adam's first updates are large."
+    )
     final_fraction: float = Field(0.1, ge=0, le=1, description="Of the peak learning rate, at the last step.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW.")
     gradient_clip: float = Field(1.0, gt=0, description="Largest global gradient norm.")

@@ -53,7 +53,7 @@ class BatchWaits:
     """The batch cannot close yet."""
 
     needed: tuple[int, ...]
-    """Running groups that must be in this batch; empty when merely too few groups have completed."""
+    """Running groups, one or more of which must be in this batch; empty when merely too few groups have completed."""
 
 
 def admissible_groups(

@@ -28,18 +28,18 @@ class EvaluationResult:
 
 
 async def evaluate(
-    ports: AgentPorts, tasks: Sequence[Task], rollouts_per_task: int, seed: int, version: WeightVersion
+    ports: AgentPorts, tasks: Sequence[Task], rollouts_per_task: int, seed: int, version: WeightVersion, name: str
 ) -> EvaluationResult:
     """Play every task `rollouts_per_task` times; the sampling seeds depend on `(seed, task, rollout)` only.
 
-    So two evaluations of the same weights give the same result.
+    So two evaluations of the same weights give the same result. `name` tells their trajectories apart in the journal.
     """
     places = asyncio.Semaphore(ports.environments.slots)
 
     async def play(task_number: int, rollout: int) -> Trajectory:
         attempt = Attempt(
-            id=TrajectoryId(f"e{version}.{task_number}.{rollout}"),
-            group=GroupId(f"e{version}.{task_number}"),
+            id=TrajectoryId(f"{name}.{task_number}.{rollout}"),
+            group=GroupId(f"{name}.{task_number}"),
             task=replace(tasks[task_number], seed=derive_seed("evaluation task", seed, task_number, rollout) % 2**31),
             sampling_seed=derive_seed("evaluation", seed, task_number, rollout),
             min_version=version,
@@ -50,7 +50,7 @@ async def evaluate(
     async with Nursery() as nursery:
         running = [
             [
-                nursery.spawn(play(number, rollout), name=f"evaluation {number}.{rollout}")
+                nursery.spawn(play(number, rollout), name=f"{name}.{number}.{rollout}")
                 for rollout in range(rollouts_per_task)
             ]
             for number in range(len(tasks))

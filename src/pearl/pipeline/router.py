@@ -151,6 +151,8 @@ class Router:
 
     def admit(self, worker: WorkerId, engine: Engine, version: WeightVersion) -> None:
         """Let a started worker, whose weights are loaded, serve."""
+        if worker in self._workers:
+            self._withdraw(worker)
         admitted = _Worker(id=worker, engine=engine, version=version)
         self._workers[worker] = admitted
         self._nursery.spawn(self._pump(admitted), name=f"router: events of worker {worker}")

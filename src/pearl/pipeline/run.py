@@ -216,7 +216,9 @@ class _Run:
             return None
         count = len(tasks) * config.rollouts_per_task
         self.observer.stage("evaluation", f"{when} training: {len(tasks)} tasks, {count} rollouts")
-        return await evaluate(self.agents, tasks, config.rollouts_per_task, config.seed, version)
+        again = f"r{self.start.incarnation}" if self.start.incarnation else ""
+        name = f"{when}{version}{again}"
+        return await evaluate(self.agents, tasks, config.rollouts_per_task, config.seed, version, name)
 
     async def _stop(self) -> None:
         try:

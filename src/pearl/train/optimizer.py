@@ -11,11 +11,15 @@ from torch import nn
 from pearl.config.train import TrainConfig
 from pearl.errors import TrainingError
 
-BETAS = (0.9, 0.999)
+BETAS = (0.9, 0.99)
+"""A run has hundreds of updates, not hundred thousands: with 0.999 the second moment is still that of the first ones."""
 
 
 def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
-    """Return the rate of training step `step` (from 0); the last one of `total_steps`, and any beyond, has the final rate."""
+    """Return the rate of training step `step` (from 0); the last one of `total_steps`, and any beyond, has the final rate.
+
+    It is the decayed rate times a ramp that reaches 1 at step `ramp_steps` (counted from 1).
+    """
     progress = min(step / (total_steps - 1), 1.0) if total_steps > 1 else 0.0
     match config.decay:
         case "constant":
@@ -25,7 +29,8 @@ def learning_rate(config: TrainConfig, step: int, total_steps: int) -> float:
         case "cosine":
             left = 0.5 * (1 + math.cos(math.pi * progress))
     fraction = 1.0 if config.decay == "constant" else config.final_fraction + (1 - config.final_fraction) * left
-    return config.learning_rate * fraction
+    ramp = min(1.0, (step + 1) / config.ramp_steps) if config.ramp_steps else 1.0
+    return config.learning_rate * fraction * ramp
 
 
 class Optimizer:

@@ -104,6 +104,27 @@ def test_release_while_running_takes_effect_at_the_end(kit: Any) -> None:
     assert table.slot_of("t") is None
 
 
+def test_forgetting_all_kv_frees_idle_slots_and_keeps_running_ones(kit: Any) -> None:
+    table = SlotTable(2, 16)
+    idle = begin(table, kit.request("a", [1, 2, 3], trajectory="idle"))
+    running = begin(table, kit.request("b", [1, 2, 3, 4], trajectory="running"))
+    pretend_computed(table, idle)
+    pretend_computed(table, running)
+    table.end(idle)
+    assert table.forget_kv() == 2 + 3
+    assert table.slot_of("idle") is None
+    assert table.slot_of("running") == running
+    assert table.cached_tokens == 0
+
+
+def test_stop_tokens_of_an_earlier_request_do_not_stay(kit: Any) -> None:
+    table = SlotTable(1, 16)
+    slot = begin(table, kit.request("a", [1], trajectory="t", stops=(7, 8, 9)))
+    table.end(slot)
+    begin(table, kit.request("b", [1], trajectory="t", stops=(5,)))
+    assert set(table.stops[slot].tolist()) == {5, -1}
+
+
 def test_many_stop_tokens(kit: Any) -> None:
     table = SlotTable(2, 16)
     first = begin(table, kit.request("a", [1], stops=(7,)))

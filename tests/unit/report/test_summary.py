@@ -1,0 +1,59 @@
+"""The closing summary."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pearl.report.live import JobSummary
+from pearl.report.summary import render_summary
+
+SUMMARY = JobSummary(
+    folder=Path("runs/guess-20250131-120000"),
+    steps=1200,
+    wall_s=3725.0,
+    success_before=0.334,
+    success_after=0.938,
+    trained_tokens=1_234_567,
+    tokens_per_s=5012.3,
+    stale_token_frac=0.612,
+    staleness_max=1,
+    trainer_idle_frac=0.12,
+    rollout_idle_frac=0.053,
+    faults={"timed_out": 1, "env_hung": 2},
+    restarts=0,
+)
+
+
+class TestSummary:
+    def test_whole(self) -> None:
+        assert render_summary(SUMMARY) == (
+            "success     0.33 -> 0.94\n"
+            "run folder  runs/guess-20250131-120000\n"
+            "\n"
+            "steps       1,200 in 1 h 02 min\n"
+            "tokens      1,234,567 trained, 5,012 generated per second\n"
+            "staleness   61 % of trained tokens stale, by 1 at most\n"
+            "idle        trainer 12 %, rollout 5 %\n"
+            "faults      2 env_hung, 1 timed_out\n"
+            "restarts    none"
+        )
+
+    @pytest.mark.parametrize(
+        ("before", "after", "text"),
+        [
+            (None, None, "not evaluated (evaluation.rollouts_per_task is 0, or the environment does not tell success)"),
+            (None, 0.5, "0.50 (not evaluated before training)"),
+            (0.5, None, "0.50 before training (not evaluated after it)"),
+            (0.0, 1.0, "0.00 -> 1.00"),
+        ],
+    )
+    def test_success_comes_first(self, before: float | None, after: float | None, text: str) -> None:
+        first, *_ = render_summary(replace(SUMMARY, success_before=before, success_after=after)).splitlines()
+        assert first == f"success     {text}"
+
+    def test_nothing_stale_and_restarts(self) -> None:
+        text = render_summary(replace(SUMMARY, stale_token_frac=0.0, staleness_max=0, restarts=3, faults={}))
+        assert "staleness   none: every token was drawn by the weights that it trained" in text
+        assert "faults      none" in text
+        assert text.endswith("restarts    3")
