@@ -83,11 +83,9 @@ class Nonsense(Echo):
 
     def step(self, action: str) -> EnvironmentReply:
         reply = super().step(action)
-        if self._turn == 2 and self._fault:
-            bad: dict[str, object] = {
-                "nan": EnvironmentReply(observation="x", reward=float("nan"), done=False),
-                "type": "no reply at all",
-                "bytes": EnvironmentReply(observation=b"x", reward=0.0, done=False),  # type: ignore[arg-type]
-            }
-            return bad[self._fault]  # type: ignore[return-value]
-        return reply
+        bad: dict[str, object] = {
+            "nan": EnvironmentReply(observation="x", reward=float("nan"), done=False),
+            "type": "no reply at all",
+            "bytes": EnvironmentReply(observation=b"x", reward=0.0, done=False),  # type: ignore[arg-type]
+        }
+        return bad.get(self._fault, reply) if self._turn == 2 else reply  # type: ignore[return-value]

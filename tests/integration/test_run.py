@@ -208,7 +208,7 @@ def test_the_journal_rebuilds_the_workload_and_the_fleet_state(tiny_model: Path,
     assert len(turns) == sum(end.turns for end in ends) >= 3 * 16
     assert sum(turn.generated for turn in turns) == sum(end.generated for end in ends)
     states = [entry for entry in read_stream(folder.journal, "decisions") if isinstance(entry, StateEntry)]
-    assert [state.event for state in states] == ["GpusJoined", "WorkerAdded", "ActivityChanged"]
+    assert [state.event for state in states] == ["GpusJoined", "WorkerAdded", "ActivityChanged", "WorkerRemoved"]
     assert summary.trained_tokens == sum(
         entry.trained_tokens for entry in read_stream(folder.journal, "steps") if isinstance(entry, StepEntry)
     )

@@ -20,19 +20,16 @@ from hypothesis import strategies as st
 from pearl.errors import RunFailed
 from pearl.records.ids import WorkerId
 from pearl.records.journal import StepEntry
-from pearl.records.trajectory import Task, TrajectoryStatus
+from pearl.records.trajectory import Task
 from pearl.records.turn import TurnRequest
 from pearl.testing.engine import FakeEngineConfig
 from pearl.testing.environment import AT_OPEN, AT_RESET, Behaviour, Fault
 from pearl.testing.virtual_time import run_virtual
 from pearl.testing.world import FakeWorld, fake_recipe
 
-CHAOS = os.environ.get("PEARL_CHAOS") == "1"
-
 BOUNDS = (
     "cluster.max_worker_restarts",
     "rollout.max_failed_groups",
-    "lost before it served",
     "none was started",
 )
 """A run may fail for these reasons, and for no other."""
@@ -211,4 +208,20 @@ def check(schedule: Schedule) -> None:
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(schedules)
 def test_whatever_happens_the_ledger_holds_and_the_run_ends(schedule: Schedule) -> None:
+    check(schedule)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schedules)
+def test_a_schedule_played_twice_is_the_same_run(schedule: Schedule) -> None:
+    (first, _), (second, _) = play(schedule), play(schedule)
+    assert first.journal.entries == second.journal.entries
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(0)
+@pytest.mark.skipif(os.environ.get("PEARL_CHAOS") != "1", reason="thousands of schedules: set PEARL_CHAOS=1")
+@settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(schedules)
+def test_whatever_happens_in_thousands_of_schedules(schedule: Schedule) -> None:
     check(schedule)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -12,13 +14,13 @@ from pearl.cluster.environment_pool import RayEnvironmentPool
 from pearl.cluster.fleet import RayFleet
 from pearl.cluster.local_ray import import_from_here, ray_session
 from pearl.cluster.trainer_actor import RayTrainer
-from pearl.cluster.weights import SharedMemoryWeights
+from pearl.cluster.weights import KEPT_VERSIONS, SharedMemoryWeights
 from pearl.config.recipe import Recipe
 from pearl.core.shape import parse_shape
 from pearl.core.state import Gpu, GpuOwner
 from pearl.env.codec import ChatCodec
 from pearl.env.registry import build_environment, evaluation_params, player_factory
-from pearl.errors import ModelError
+from pearl.errors import ConfigError, ModelError
 from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
 from pearl.pipeline.training_loop import StepOutcome
 from pearl.records.ids import GpuId, NodeId, TaskId
@@ -27,6 +29,7 @@ from pearl.report.journal import JournalWriter
 from pearl.report.live import JobSummary, Reporter, StepReport
 from pearl.report.run_folder import RunFolder
 from pearl.report.summary import write_summary
+from pearl.units import GIB
 
 
 def preflight(recipe: Recipe) -> None:
@@ -36,7 +39,7 @@ def preflight(recipe: Recipe) -> None:
 
     Raises:
         ModelError: the model folder is missing or has no usable tokenizer.
-        ConfigError: the environment cannot be made, or lacks what the recipe asks of it.
+        ConfigError: the environment cannot be made, or lacks what the recipe asks of it; too little memory for weights.
     """
     import_from_here()
     for name in ("config.json", "model.safetensors"):
@@ -45,6 +48,7 @@ def preflight(recipe: Recipe) -> None:
                 f"model.path: no {name} in {recipe.model.path}; want a Hugging Face checkpoint folder "
                 "(`python scripts/make_tiny_qwen3.py --out models/tiny-qwen3` makes the demo's)"
             )
+    _check_budget(recipe)
     ChatCodec(recipe.model.path)
     kind, params = recipe.environment.kind, recipe.environment.params
     build_environment(kind, params).close()
@@ -54,17 +58,38 @@ def preflight(recipe: Recipe) -> None:
         evaluation_params(kind, params)
 
 
+def _check_budget(recipe: Recipe) -> None:
+    needed = KEPT_VERSIONS * (recipe.model.path / "model.safetensors").stat().st_size
+    if needed > recipe.weights.host_budget_gib * GIB:
+        raise ConfigError(
+            f"weights.host_budget_gib: got {recipe.weights.host_budget_gib:g}, want at least {needed / GIB:.4g}: "
+            f"{KEPT_VERSIONS} versions of {recipe.model.path} are kept in shared memory"
+        )
+
+
 def run_job(recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool) -> JobSummary:
     """Run a recipe on Ray to its end.
 
     Raises:
         UserError: something the user asked for cannot be done.
         RunFailed: the run cannot go on; its folder can be resumed.
+        KeyboardInterrupt: Ctrl-C or SIGTERM; everything was ended in order.
     """
     with ray_session(recipe.cluster):
-        summary = asyncio.run(_Job(recipe, folder, reporter, resume).run())
+        try:
+            summary = asyncio.run(_until_told(_Job(recipe, folder, reporter, resume)))
+        except asyncio.CancelledError:
+            raise KeyboardInterrupt from None
     write_summary(summary)
     return summary
+
+
+async def _until_told(job: _Job) -> JobSummary:
+    """Run the job; SIGTERM, which schedulers send, gives it the same tidy end as Ctrl-C."""
+    task = asyncio.current_task()
+    if task is not None and threading.current_thread() is threading.main_thread():
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await job.run()
 
 
 @dataclass(slots=True)

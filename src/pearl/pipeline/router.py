@@ -367,8 +367,8 @@ class Router:
                 self._lose(worker, str(error))
 
     def _lose_if_silent(self, worker: _Worker, pending: _Pending, now_s: float) -> None:
-        silent_s = now_s - pending.began_s
-        if worker.heard_s <= pending.began_s and silent_s >= self._silence_s:
+        silent_s = now_s - max(worker.heard_s, pending.began_s)
+        if silent_s >= self._silence_s:
             self._lose(worker, f"silent for {silent_s:g} s with requests to work on")
 
     def _lose(self, worker: _Worker, detail: str) -> None:

@@ -87,9 +87,16 @@ class FakeFleet:
             self.asleep.add(worker)
 
     async def wake(self, workers: Sequence[WorkerId]) -> None:
-        """Take device memory again."""
+        """Take device memory again; its GPUs must be free."""
+        used = self._used_gpus()
         for worker in workers:
-            self._engine(worker).wake()
+            engine = self._engine(worker)
+            for gpu in self._specs[worker].gpus:
+                if used.setdefault(gpu, worker) != worker:
+                    raise EngineError(
+                        f"worker {worker}: wake: GPU {gpu} is in use by worker {used[gpu]}; free it first"
+                    )
+            engine.wake()
             self.asleep.discard(worker)
 
     async def set_role(self, worker: WorkerId, role: Role) -> None:
@@ -131,13 +138,16 @@ class FakeFleet:
 
     # -- the inside -------------------------------------------------------------------------------------------------
 
-    def _conflicts(self, specs: Sequence[WorkerSpec]) -> dict[WorkerId, str]:
-        used: dict[GpuId, WorkerId] = {
+    def _used_gpus(self) -> dict[GpuId, WorkerId]:
+        return {
             gpu: spec.worker
             for spec in (*self._specs.values(), *self._starting.values())
             for gpu in spec.gpus
             if spec.worker not in self.asleep
         }
+
+    def _conflicts(self, specs: Sequence[WorkerSpec]) -> dict[WorkerId, str]:
+        used = self._used_gpus()
         failed: dict[WorkerId, str] = {}
         seen: set[WorkerId] = set()
         for spec in specs:

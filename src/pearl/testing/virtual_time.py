@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import selectors
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
@@ -54,6 +55,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Virtual seconds."""
         return self._virtual.now_s
+
+    @property
+    def _clock_resolution(self) -> float:
+        # A timer is due at `time() + resolution`; after three months a fixed nanosecond is less than one step of the float.
+        return max(1e-9, 2 * math.ulp(self._virtual.now_s))
+
+    @_clock_resolution.setter
+    def _clock_resolution(self, _: float) -> None:
+        """Asked of the real clock by the base class."""
 
     def _waiters(self) -> str:
         names = sorted(task.get_name() for task in asyncio.all_tasks(self))

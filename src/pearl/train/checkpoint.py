@@ -56,8 +56,7 @@ def write_checkpoint(folder: Path, state: TrainerState) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     replaced = folder.with_name(f".{folder.name}.replaced")
     try:
-        for left_over in (partial, replaced):
-            shutil.rmtree(left_over, ignore_errors=True)
+        _clear_away(folder, partial, replaced)
         partial.mkdir(parents=True)
         checksums = {name: _write_tensors(partial, name, getattr(state, name)) for name in TENSOR_FILES}
         numbers = {
@@ -73,7 +72,11 @@ def write_checkpoint(folder: Path, state: TrainerState) -> None:
             _synchronise(path)
         if folder.exists():
             os.rename(folder, replaced)
-        os.rename(partial, folder)
+        try:
+            os.rename(partial, folder)
+        except BaseException:
+            _clear_away(folder, partial, replaced)
+            raise
         _synchronise(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
@@ -145,6 +148,14 @@ def _read_tensors(folder: Path, name: str, recorded: str | None) -> dict[str, to
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: damaged: {error}; resume from an older checkpoint") from error
     return tensors
+
+
+def _clear_away(folder: Path, partial: Path, replaced: Path) -> None:
+    """Undo what an attempt to write left behind: the checkpoint that it had moved aside comes back."""
+    if replaced.exists() and not folder.exists():
+        os.rename(replaced, folder)
+    for left_over in (partial, replaced):
+        shutil.rmtree(left_over, ignore_errors=True)
 
 
 def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> str:

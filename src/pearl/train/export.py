@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
 from collections.abc import Mapping
@@ -29,7 +30,8 @@ def write_version(model: CausalModel, path: Path, version: WeightVersion) -> Man
         write_safetensors(tensors, partial, {"format": "pt", "version": str(version)})
         os.replace(partial, path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
         raise WeightsError(f"weights of version {version} cannot be written to {path}: {error}") from error
     shards = tuple(
         Shard(

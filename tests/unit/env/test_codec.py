@@ -19,7 +19,17 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-MERGES = [("h", "i"), ("g", "h"), ("e", "r"), ("l", "o"), ("lo", "w"), ("low", "er"), ("u", "s"), ("us", "er"), ("Ċ", "Ċ")]
+MERGES = [
+    ("h", "i"),
+    ("g", "h"),
+    ("e", "r"),
+    ("l", "o"),
+    ("lo", "w"),
+    ("low", "er"),
+    ("u", "s"),
+    ("us", "er"),
+    ("Ċ", "Ċ"),
+]
 
 
 def chatml_folder(folder: Path, template: str | None = CHATML) -> Path:
@@ -120,7 +130,10 @@ def test_counts_have_no_text(tiny_model: Path) -> None:
     [
         (None, "has no chat template"),
         ("{% for m in messages %}{{ m['content'] }}\n\n{% endfor %}", "want a special token"),
-        ("{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}<|im_end|>{% endfor %}", "drops the assistant"),
+        (
+            "{% for m in messages if m['role'] == 'user' %}{{ m['content'] }}<|im_end|>{% endfor %}",
+            "drops the assistant",
+        ),
     ],
 )
 def test_templates_that_cannot_work(tmp_path: Path, template: str | None, message: str) -> None:

@@ -1,3 +1,5 @@
+# ruff: noqa: PT012 - what is tested here are blocks that raise
+
 from __future__ import annotations
 
 import asyncio
@@ -101,9 +103,8 @@ def test_the_inner_of_two_guards_expires_first_and_the_outer_goes_on() -> None:
 def test_the_outer_of_two_guards_ends_a_wait_inside_the_inner() -> None:
     async def work() -> float:
         with pytest.raises(GuardExpired, match="outer"):
-            async with guard(2, "outer"):
-                async with guard(5, "inner"):
-                    await forever()
+            async with guard(2, "outer"), guard(5, "inner"):
+                await forever()
         return now_s()
 
     assert run_virtual(work()) == 2
@@ -114,9 +115,8 @@ def test_of_two_guards_that_expire_together_the_outer_wins() -> None:
         task = asyncio.current_task()
         assert task is not None
         with pytest.raises(GuardExpired, match="outer"):
-            async with guard(2, "outer"):
-                async with guard(2, "inner"):
-                    await forever()
+            async with guard(2, "outer"), guard(2, "inner"):
+                await forever()
         assert task.cancelling() == 0
 
     run_virtual(work())
@@ -309,10 +309,9 @@ def test_a_guard_around_a_nursery_expires_although_the_tasks_take_their_time_or_
 
     async def work() -> float:
         with pytest.raises(GuardExpired):
-            async with guard(2, "x"):
-                async with Nursery() as nursery:
-                    nursery.spawn(bad_loser(), name="bad loser")
-                    await forever()
+            async with guard(2, "x"), Nursery() as nursery:
+                nursery.spawn(bad_loser(), name="bad loser")
+                await forever()
         return now_s()
 
     assert run_virtual(work()) == 3
@@ -323,11 +322,10 @@ def test_a_guard_that_expires_between_a_failure_and_its_arrival_does_not_hide_it
         task = asyncio.current_task()
         assert task is not None
         with pytest.raises(Boom):
-            async with guard(9, "x") as around:
-                async with Nursery() as nursery:
-                    failing = nursery.spawn(fail_after(2, Boom()), name="a")
-                    failing.add_done_callback(lambda _: around._expire())
-                    await forever()
+            async with guard(9, "x") as around, Nursery() as nursery:
+                failing = nursery.spawn(fail_after(2, Boom()), name="a")
+                failing.add_done_callback(lambda _: around._expire())
+                await forever()
         return task.cancelling()
 
     assert run_virtual(work()) == 0

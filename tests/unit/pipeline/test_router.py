@@ -476,6 +476,16 @@ def test_a_worker_that_takes_requests_and_generates_nothing_is_lost_when_a_turn_
     assert in_house(test).lost == [(0, f"silent for {SILENCE_S + 1:g} s with requests to work on")]
 
 
+def test_a_worker_that_falls_silent_in_the_middle_of_a_turn_is_lost_too() -> None:
+    async def test(house: House) -> House:
+        engine = house.add(0)
+        asyncio.get_running_loop().call_later(0.75, lambda: engine.hang(mute=False))
+        await give_up(house, job(), SILENCE_S + 1)
+        return house
+
+    assert in_house(test).lost == [(0, f"silent for {SILENCE_S + 0.4:g} s with requests to work on")]
+
+
 def test_a_turn_that_gives_up_sooner_says_nothing_about_its_worker() -> None:
     async def test(house: House) -> House:
         house.add(0).hang(mute=False)

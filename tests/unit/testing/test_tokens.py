@@ -1,3 +1,5 @@
+from hashlib import blake2b
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,12 +38,13 @@ def test_seeds_and_positions_are_independent() -> None:
 
 
 def test_draws_are_pinned() -> None:
-    # Journals and expectations of other tests may hold them.
-    assert fake_draws(0, 0, 6)[0].tolist() == [fake_token(0, position) for position in range(6)]
-    assert fake_draws(1, 126, 4)[0].tolist() == PINNED
-
-
-PINNED = [0, 0, 0, 0]
+    # Word p % 16 (4 bytes, little-endian) of BLAKE2b(p // 16) keyed with the seed, modulo the vocabulary without 0.
+    expected = []
+    for position in range(126, 130):
+        digest = blake2b((position // 16).to_bytes(8, "little"), key=(1).to_bytes(8, "little")).digest()
+        word = int.from_bytes(digest[position % 16 * 4 :][:4], "little")
+        expected.append(word % 96 + 1)
+    assert fake_draws(1, 126, 4)[0].tolist() == expected == [66, 56, 74, 67]
 
 
 def test_draws_cannot_be_changed() -> None:
