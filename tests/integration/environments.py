@@ -17,7 +17,7 @@ _serial = 0
 
 
 def _number() -> int:
-    global _serial  # noqa: PLW0603
+    global _serial
     with _lock:
         _serial += 1
         return _serial
@@ -26,11 +26,20 @@ def _number() -> int:
 class Echo:
     """Three turns; every observation is unique, so that a trained sample can be told from any other."""
 
-    def __init__(self, folder: str = "", turns: int = 3, faults: str = "", step_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        folder: str = "",
+        turns: int = 3,
+        faults: str = "",
+        step_s: float = 0.0,
+        named: bool = True,
+        always: bool = False,
+    ) -> None:
         self._folder, self._turns, self._faults, self._step_s = folder, turns, faults.split(), step_s
         self._turn = 0
         self._fault = ""
         self._name = ""
+        self._named, self._always = named, always
         self._seed = 0
 
     def reset(self, seed: int) -> str:
@@ -39,11 +48,11 @@ class Echo:
             attempt = _attempts[seed]
             _attempts[seed] += 1
         # Only the first attempt at a task goes wrong, so replacements succeed.
-        self._fault = self._faults[seed % len(self._faults)] if self._faults and attempt == 0 else ""
+        self._fault = self._faults[seed % len(self._faults)] if self._faults and (attempt == 0 or self._always) else ""
         self._turn = 0
         self._seed = seed
         self._log("reset", observation=self._name)
-        return self._name
+        return self._name if self._named else f"seed {seed}"
 
     def step(self, action: str) -> EnvironmentReply:
         self._turn += 1
@@ -67,7 +76,7 @@ class Echo:
             case "die":
                 # Once per task: the replacement runs in another process, which does not know of the first attempt.
                 marker = Path(self._folder) / f"died-{self._seed}"
-                if not marker.exists():
+                if self._always or not marker.exists():
                     marker.touch()
                     os._exit(1)
 

@@ -40,6 +40,11 @@ class EngineActor:
         self._events = self._engine.events()
         return os.getpid()
 
+    async def stop(self) -> None:
+        """End the engine's thread."""
+        if self._engine is not None:
+            await self._engine.close()
+
     async def wait_for_death(self) -> None:
         """Never returns: its caller learns of this process' death at once."""
         await asyncio.Event().wait()

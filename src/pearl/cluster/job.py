@@ -149,7 +149,7 @@ class _Job:
         self.reporter.stage("start", f"trainer ({self.recipe.model.path}) and environments")
         config, cluster = self.recipe.environment, self.recipe.cluster
         slots = min(config.slots, config.processes) if config.process_isolated else config.slots
-        trainer = RayTrainer(self.recipe, self.folder.path / "trained.jsonl")
+        trainer = RayTrainer.spawn(self.recipe, self.folder.path / "trained.jsonl")
         pool = RayEnvironmentPool(slots, config.processes, cluster.start_timeout_s, cluster.max_environment_restarts)
         try:
             await asyncio.gather(trainer.start(), pool.start())

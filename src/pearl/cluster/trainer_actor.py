@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import ray
 
@@ -100,10 +100,16 @@ def _ledger_line(batch: TrainingBatch, report: TrainReport) -> str:
 class RayTrainer:
     """The trainer in another process; its death ends the run, which can be resumed from the last checkpoint."""
 
-    def __init__(self, recipe: Recipe, ledger: Path) -> None:
-        actor = ray.remote(num_cpus=0, max_restarts=0)(TrainerActor)
-        self._actor: Any = actor.remote(recipe, str(ledger.absolute()))
+    def __init__(self, actor: Any) -> None:
+        """`actor`: a handle of a `TrainerActor`."""
+        self._actor = actor
         self.pid = 0
+
+    @classmethod
+    def spawn(cls, recipe: Recipe, ledger: Path) -> Self:
+        """Begin a process for the trainer of a recipe."""
+        actor = ray.remote(num_cpus=0, max_restarts=0)(TrainerActor)
+        return cls(actor.remote(recipe, str(ledger.absolute())))
 
     async def start(self) -> None:
         """Load the model."""

@@ -95,10 +95,15 @@ class Rollout:
         return RolloutProgress(cursor=self._cursor, consumed=self._consumed, unfinished=tuple(unfinished))
 
     def serve(self, version: WeightVersion) -> None:
-        """All serving workers hold at least this version: admit what that allows."""
+        """All serving workers hold at least this version: admit what that allows.
+
+        Raises:
+            RunFailed: the environment pool is too small for a single group.
+        """
         self.served_version = version
         if not self._begun:
             self._begun = self._admitting = True
+            self._check_slots()
             self._journal_restarts()
         self._admit()
 
@@ -189,6 +194,14 @@ class Rollout:
             f"{group.status.value}; faults so far: {faults or 'none'}); allowed are rollout.max_failed_groups = "
             f"{self.ports.limits.max_failed_groups}. The trajectories stream of the journal has the details."
         )
+
+    def _check_slots(self) -> None:
+        if self.limits.slots < self.limits.group_size:
+            raise RunFailed(
+                f"environments: got {self.limits.slots} slots over all processes, want >= rollout.group_size = "
+                f"{self.limits.group_size}: no group could ever begin; raise environment.slots (a multiple of "
+                "environment.processes)"
+            )
 
     def _journal_restarts(self) -> None:
         for index in self._restart:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pearl.config.recipe import Recipe
@@ -67,7 +67,7 @@ class StepOutcome:
     """None where the environment does not know."""
     active_trajectories: int
     router: RouterCounts
-    """Running totals."""
+    """Totals so far."""
     faults: Mapping[TrajectoryStatus, int]
     rollout_busy_s: Mapping[int, float]
     """Worker -> seconds inside iterations since its start."""
@@ -127,7 +127,7 @@ class TrainingLoop:
             reward_mean=_mean([t.reward for group in groups for t in group.trajectories]) or 0.0,
             success_mean=_success(groups),
             active_trajectories=self.rollout.active_trajectories,
-            router=self.workers.router.counts,
+            router=replace(self.workers.router.counts),
             faults=Counter(self.rollout.faults),
             rollout_busy_s=await self._busy(),
         )

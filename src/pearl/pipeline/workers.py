@@ -10,7 +10,16 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from pearl.core.state import Activity, ActivityChanged, Gpu, GpusJoined, Role, WorkerAdded, WorkerRemoved
+from pearl.core.state import (
+    Activity,
+    ActivityChanged,
+    Gpu,
+    GpusJoined,
+    Role,
+    StateEvent,
+    WorkerAdded,
+    WorkerRemoved,
+)
 from pearl.errors import RunFailed, WeightsError, WorkerLost
 from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.router import Router
@@ -58,10 +67,10 @@ class Workers:
         """Start the fleet and admit it; a worker that is lost before it serves is restarted like any other.
 
         Raises:
-            RunFailed: a process did not start; none is left running.
+            RunFailed: no such fleet can be, or a process did not start; none is left running.
         """
         self._newest = manifest
-        self.state.submit(GpusJoined(gpus=tuple(gpus)))
+        self._require(GpusJoined(gpus=tuple(gpus)))
         for spec in specs:
             self._add(spec)
         report = await self.fleet.start(specs, self.start_timeout_s)
@@ -128,7 +137,11 @@ class Workers:
             self.state.submit(WorkerRemoved(worker=spec.worker))
 
     def _add(self, spec: WorkerSpec) -> None:
-        self.state.submit(WorkerAdded(worker=spec.worker, gpus=spec.gpus, role=spec.role))
+        self._require(WorkerAdded(worker=spec.worker, gpus=spec.gpus, role=spec.role))
+
+    def _require(self, event: StateEvent) -> None:
+        if refusal := self.state.submit(event):
+            raise RunFailed(f"rollout workers: {refusal.detail}")
 
     async def _admit(self, spec: WorkerSpec) -> str | None:
         """Load the newest weights and let the worker serve; or why not."""

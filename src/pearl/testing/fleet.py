@@ -167,16 +167,15 @@ class FakeFleet:
         engine = self._make_engine(spec)
         engine.share_turn_starts(self._turn_starts)
         self._epochs[spec.worker] = engine.kv.epoch = self._epochs.get(spec.worker, engine.kv.epoch - 1) + 1
-        engine.on_death.append(lambda detail: self._lose(spec.worker, engine, detail))
+        engine.on_death.append(lambda detail: self._lose(spec.worker, detail))
         self.engines[spec.worker] = engine
         self.past_engines.append(engine)
         self._specs[spec.worker] = spec
         self.roles[spec.worker] = spec.role
 
-    def _lose(self, worker: WorkerId, engine: FakeEngine, detail: str) -> None:
-        if self.engines.get(worker) is engine:
-            self._forget(worker)
-            self._events.put(WorkerGone(worker=worker, detail=detail))
+    def _lose(self, worker: WorkerId, detail: str) -> None:
+        self._forget(worker)
+        self._events.put(WorkerGone(worker=worker, detail=detail))
 
     def _forget(self, worker: WorkerId) -> None:
         self._epochs[worker] = self.engines.pop(worker).kv.epoch

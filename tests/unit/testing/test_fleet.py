@@ -81,7 +81,7 @@ def test_nothing_is_up_before_all_are() -> None:
 def test_a_start_gives_up_at_its_time_out() -> None:
     async def check() -> None:
         fleet = FakeFleet(start_s=1)
-        fleet.delay_next_start(W1, 30)
+        fleet.delay_next_start(W1, 10.5)
         report = await fleet.start([spec(0), spec(1)], timeout_s=10)
         assert (report.started, set(report.failed), report.seconds) == ((), {1}, 10)
         assert fleet.engines == {}

@@ -154,6 +154,64 @@ def test_a_request_that_is_complete_cannot_be_interrupted() -> None:
     play(check)
 
 
+def test_an_interrupt_before_the_first_token_has_computed_nothing() -> None:
+    async def check() -> None:
+        world = World(SLOW)
+        world.begin(request())
+        world.interrupt("r")
+        assert [chunk.computed_prompt_tokens for _, chunk in world.chunks] == [0]
+        assert world.kv.used_tokens == 0
+
+    play(check)
+
+
+def test_what_was_interrupted_leaves_no_end_behind() -> None:
+    async def check() -> None:
+        world = World(FakeEngineConfig(token_s=0.25, progress_interval_s=100))
+        world.begin(request(max_new_tokens=5))
+        await asyncio.sleep(1)
+        world.interrupt("r")
+        world.begin(request(max_new_tokens=5))
+        await asyncio.sleep(10)
+        assert world.timeline() == [(1.0, 10, 4, INTERRUPTED), (2.25, 10, 5, LENGTH)]
+
+    play(check)
+
+
+def test_rounding_loses_no_token() -> None:
+    async def check() -> None:
+        # 0.3 / 0.1 is a little less than 3 in floating point.
+        world = World(FakeEngineConfig(token_s=0.1, progress_interval_s=100))
+        world.begin(request())
+        await asyncio.sleep(0.3)
+        world.interrupt("r")
+        assert [len(chunk.token_ids) for _, chunk in world.chunks] == [3]
+        assert world.generation.iterations == 3
+
+    play(check)
+
+
+def test_progress_without_a_token_is_not_reported() -> None:
+    async def check() -> None:
+        world = World(SLOW)
+        world.begin(request("a"))
+        await asyncio.sleep(0.4)
+        world.begin(request("b"))
+        await asyncio.sleep(0.2)
+        assert [chunk.request for _, chunk in world.chunks] == ["a"]
+
+    play(check)
+
+
+def test_a_turn_as_long_as_allowed_still_stops() -> None:
+    async def check() -> None:
+        world = World(FakeEngineConfig(token_s=0))
+        world.begin(request("a", max_new_tokens=6), request("b", max_new_tokens=5))
+        assert [chunk.end for _, chunk in world.chunks] == [STOP, LENGTH]
+
+    play(check)
+
+
 def test_a_pause_shifts_what_comes_after() -> None:
     async def check() -> None:
         world = World(FakeEngineConfig(token_s=0.25, progress_interval_s=100))
