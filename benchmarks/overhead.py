@@ -196,6 +196,8 @@ class Measured:
 
     turns: int
     wall_s: float
+    cpu_s: float
+    """Of the process, the journal's thread included."""
     turn_bytes: int
 
 
@@ -228,17 +230,18 @@ def measure(recipe: Recipe, profile: cProfile.Profile | None = None) -> Measured
             journal=journal,
             checkpointer=ListCheckpointer(),
         )
-        began_s = time.perf_counter()
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
         if profile is not None:
             profile.enable()
         result = asyncio.run(run(recipe, ports, RunStart(gpus=fake_gpus(WORKERS)), RunObserver()))
         if profile is not None:
             profile.disable()
-        wall_s = time.perf_counter() - began_s
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
         journal.close()
         if journal.dropped:
             raise RuntimeError(f"journal: entries were dropped: {dict(journal.dropped)}; the writer does not keep up")
-        return Measured(turns=result.turns, wall_s=wall_s, turn_bytes=(folder / "turns.jsonl").stat().st_size)
+        size_bytes = (folder / "turns.jsonl").stat().st_size
+        return Measured(turns=result.turns, wall_s=wall_s, cpu_s=cpu_s, turn_bytes=size_bytes)
 
 
 def journal_us(entries: int) -> float:
@@ -292,6 +295,7 @@ def main(arguments: Sequence[str]) -> int:
         Check(name="turns_per_s_null", value=best.turns / best.wall_s, target=">= 2000"),
         Check(name="journal_bytes_per_turn", value=best.turn_bytes / best.turns, target="<= 300"),
         Check(name="us_per_turn", value=best.wall_s / best.turns * 1e6),
+        Check(name="cpu_us_per_turn", value=min(one.cpu_s / one.turns for one in runs) * 1e6),
         Check(name="journal_writer_us_per_turn", value=journal_us(4_000 if quick else 40_000)),
     ]
     parts = parts_us(recipe_of(2 if quick else 5), best.wall_s / best.turns * 1e6)

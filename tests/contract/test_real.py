@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import inspect
+import json
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -110,8 +111,7 @@ def batch(version: int, salt: int) -> TrainingBatch:
 
 
 def trainer(model: Path, folder: Path) -> RayTrainer:
-    made = RayTrainer(LocalActor(TrainerActor(recipe(model), str(folder / "trained.jsonl"))))
-    return made
+    return RayTrainer(LocalActor(TrainerActor(recipe(model), str(folder / "trained.jsonl"))))
 
 
 class TestRayTrainer(TrainerContract):
@@ -149,8 +149,6 @@ class TestSharedMemoryWeights(WeightStoreContract):
             (shard,) = (shard for shard in manifest.shards if shard.name == name)
             path = Path(shard.locations[0])
             header = int.from_bytes(path.read_bytes()[:8], "little")
-            import json
-
             raw = bytearray(path.read_bytes())
             offset = json.loads(raw[8 : 8 + header])[name]["data_offsets"][0]
             raw[8 + header + offset] ^= 0xFF

@@ -12,10 +12,10 @@ import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from safetensors import safe_open
 
-from pearl.cluster.trainer_actor import RayTrainer
 from pearl.errors import WeightsError
 from pearl.records.ids import WeightVersion
 from pearl.records.training import Manifest
@@ -25,10 +25,20 @@ KEPT_VERSIONS = 2
 _PREFIX = "pearl-weights-"
 
 
+class Exporter(Protocol):
+    """The part of a trainer that a store needs."""
+
+    async def weight_bytes(self) -> int:
+        """Size of one version."""
+
+    async def export(self, path: Path, version: WeightVersion) -> Manifest:
+        """Write the weights to a file."""
+
+
 class SharedMemoryWeights:
     """Publishes what the trainer holds; `close` removes everything."""
 
-    def __init__(self, trainer: RayTrainer, budget_gib: float) -> None:
+    def __init__(self, trainer: Exporter, budget_gib: float) -> None:
         self._trainer = trainer
         self._budget_bytes = int(budget_gib * GIB)
         root = shared_memory_root()

@@ -124,7 +124,6 @@ class Rollout:
         indices = await self._changed.until(lambda: self._closing(version))
         groups = [self._live.pop(index).group for index in indices]
         self._consumed += len(groups)
-        self._admit()
         return [group for group in groups if group is not None]
 
     def _closing(self, version: WeightVersion) -> tuple[int, ...] | None:

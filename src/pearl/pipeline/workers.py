@@ -1,7 +1,7 @@
 """Rollout workers of a run: started, given the newest weights, admitted, and restarted when they are lost.
 
-Laws: weights before admission; one load at a time over the fleet, so that a worker which starts during a publication
-ends up with the newest version; every change goes through the fleet state first; restarts are bounded.
+Laws: weights before admission; one version is loaded at a time over the fleet, so that a worker which starts during a
+publication ends up with the newest; every change goes through the fleet state first; restarts are bounded.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ class Workers:
             raise RunFailed(f"rollout workers: {_failures(report.failed)}; none was started")
         self._specs = {spec.worker: spec for spec in specs}
         self.nursery.spawn(self._watch(), name="workers: fleet events")
-        for spec in specs:
-            if spec.worker in self._restarting or self.router.engine(spec.worker) is not None:
-                continue  # it was lost while others were admitted
-            if why_not := await self._admit(spec):
+        async with self._loading:
+            reasons = await asyncio.gather(*(self._admit(spec, restart=None) for spec in specs))
+        for spec, why_not in zip(specs, reasons, strict=True):
+            if why_not is not None:
                 self.lost(spec.worker, why_not)
 
     async def publish(self, manifest: Manifest) -> None:
@@ -98,8 +98,10 @@ class Workers:
         for restart in restarts:
             restart.cancel()
         await asyncio.gather(*restarts, return_exceptions=True)
-        for worker in sorted(self.state.snapshot.workers):
-            self.state.submit(WorkerRemoved(worker=worker))
+        workers = self.state.snapshot.workers
+        for worker in sorted(workers):
+            if workers[worker].role is not Role.TRAINING:
+                self.state.submit(WorkerRemoved(worker=worker))
         await self.fleet.stop(tuple(self._specs), STOP_GRACE_S)
 
     def lost(self, worker: WorkerId, detail: str) -> None:
@@ -129,7 +131,10 @@ class Workers:
             self._add(spec)
             await self.fleet.stop([spec.worker], 0.0)
             report = await self.fleet.start([spec], self.start_timeout_s)
-            why_not = _failures(report.failed) or await self._admit(spec)
+            why_not = _failures(report.failed) or None
+            if why_not is None:
+                async with self._loading:
+                    why_not = await self._admit(spec, restart=asyncio.current_task())
             if why_not is None:
                 del self._restarting[spec.worker]
                 return
@@ -143,23 +148,23 @@ class Workers:
         if refusal := self.state.submit(event):
             raise RunFailed(f"rollout workers: {refusal.detail}")
 
-    async def _admit(self, spec: WorkerSpec) -> str | None:
-        """Load the newest weights and let the worker serve; or why not."""
-        restart = self._restarting.get(spec.worker)
+    async def _admit(self, spec: WorkerSpec, *, restart: asyncio.Task[None] | None) -> str | None:
+        """Load the newest weights, under the lock, and let the worker serve; or why not.
+
+        `restart` is the task that restarts it: another one means that the worker was taken for lost meanwhile.
+        """
+        manifest = self._newest
+        assert manifest is not None, "weights are published before a fleet starts"
         try:
             engine = self.fleet.engine(spec.worker)
-            async with self._loading:
-                manifest = self._newest
-                if manifest is None:
-                    raise WeightsError(f"worker {spec.worker}: no weights were published before its start")
-                async with guard(self.load_timeout_s, f"worker {spec.worker}: loading weights {manifest.version}"):
-                    await engine.load(manifest, self.load_mode)
-                if self._restarting.get(spec.worker) is not restart:
-                    return "taken for lost while it loaded weights"
-                self.state.submit(ActivityChanged(worker=spec.worker, activity=Activity.ACTIVE))
-                self.router.admit(spec.worker, engine, manifest.version)
+            async with guard(self.load_timeout_s, f"worker {spec.worker}: loading weights {manifest.version}"):
+                await engine.load(manifest, self.load_mode)
         except (WorkerLost, WeightsError, GuardExpired) as error:
             return str(error)
+        if self._restarting.get(spec.worker) is not restart:
+            return "taken for lost while it loaded weights"
+        self.state.submit(ActivityChanged(worker=spec.worker, activity=Activity.ACTIVE))
+        self.router.admit(spec.worker, engine, manifest.version)
         return None
 
 

@@ -133,6 +133,7 @@ def test_as_many_faults_as_allowed_are_replaced() -> None:
     assert group.status is GroupStatus.COMPLETED
     assert stage.faults == {TrajectoryStatus.ENV_RAISED: 2}
     assert len(group.trajectories) == 3
+    assert len(set(stage.pool.actions(group.task.id))) == 5  # each attempt draws anew
 
 
 def test_one_fault_more_fails_the_group_and_no_attempt_is_begun_for_it() -> None:

@@ -117,6 +117,14 @@ def test_batches_are_handed_over_in_admission_order_and_make_room_for_the_next()
     on_stage(test)
 
 
+def test_a_pool_too_small_for_one_group_is_an_error_and_not_a_wait_without_end() -> None:
+    async def test(stage: Stage) -> None:
+        with pytest.raises(RunFailed, match=r"got 1 slots over all processes, want >= rollout\.group_size = 2"):
+            stage.rollout.serve(WeightVersion(0))
+
+    on_stage(test, slots=1)
+
+
 def test_a_batch_waits_for_the_group_that_is_due_and_takes_it() -> None:
     async def test(stage: Stage) -> None:
         stage.behaviour = lambda task: Behaviour(step_s=50 if number(task) == 1 else 1, reward=1.0)

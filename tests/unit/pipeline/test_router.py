@@ -379,6 +379,43 @@ def test_a_turn_cancelled_before_it_was_sent_is_never_generated() -> None:
     assert in_house(test).generated_tokens == 0
 
 
+def test_a_turn_given_up_while_its_worker_is_slow_to_take_requests_is_not_sent() -> None:
+    class Slow(Puppet):
+        async def submit(self, requests: Sequence[TurnRequest]) -> None:
+            await asyncio.sleep(1)
+            await super().submit(requests)
+
+    async def test(house: House) -> list[str]:
+        puppet = Slow()
+        house.router.admit(WorkerId(0), puppet, WeightVersion(0))
+        house.generate(job("first"))
+        await asyncio.sleep(0.5)
+        house.generate(job("second")).cancel()
+        given_up = house.generate(job("third"))
+        await asyncio.sleep(0.1)
+        given_up.cancel()
+        house.generate(job("fourth"))
+        await asyncio.sleep(10)
+        return [request.trajectory for request in await puppet._requests.take()]
+
+    assert in_house(test) == ["first", "fourth"]
+
+
+def test_a_trajectory_forgets_a_home_that_is_gone_although_its_slot_is_filled_again() -> None:
+    async def test(house: House) -> int:
+        house.add(0)
+        await house.generate(job("mine"))
+        house.engines[0].kill()
+        await asyncio.sleep(0)
+        house.add(1)
+        house.add(0)
+        house.generate(job("other"))  # worker 0
+        await asyncio.sleep(0)
+        return (await house.generate(job("mine", turn=1))).workers[0]
+
+    assert in_house(test) == 1
+
+
 def test_releasing_a_trajectory_reaches_the_engine() -> None:
     async def test(house: House) -> tuple[int, int]:
         engine = house.add(0)

@@ -218,8 +218,8 @@ def test_weights_that_one_worker_cannot_load_cost_that_worker_only() -> None:
         assert world.weights.published == [0, 1]
         world.fleet.kill(WorkerId(0))
 
-    # Loading 0 + 2 + 2 s, rollout 4, training 10: version 1 is loaded from 18 to 20 s.
-    result = play(world, (19, kill_while_loading))
+    # Loading 2 s, rollout 4, training 10: version 1 is loaded from 16 to 18 s.
+    result = play(world, (17, kill_while_loading))
     assert result.version == 4
     assert result.worker_restarts == 1
     assert [engine.version for engine in world.fleet.past_engines] == [0, 4, 4]

@@ -102,8 +102,7 @@ def test_weights_that_take_time_to_load_hold_up_what_needs_them() -> None:
     slow_loading = FakeEngineConfig(token_s=0.125, turn_tokens=8, load_s=5)
     world = FakeWorld(fake_recipe(rollout={"max_staleness": 0}), engine=slow_loading, script=quick, train_s=10)
     play(world)
-    # Two workers load one after the other at the start, and side by side later.
-    assert step_ends(world) == [pytest.approx(10 + 19 * n) for n in (1, 2, 3, 4)]
+    assert step_ends(world) == [pytest.approx(5 + 19 * n) for n in (1, 2, 3, 4)]
     assert [step.publish_s for step in world.steps] == [pytest.approx(5)] * 4
 
 
@@ -181,6 +180,14 @@ def test_each_step_is_journalled_with_what_it_consumed() -> None:
     assert [step.report.version for step in world.steps] == [1, 2]
     assert world.steps[0].rollout_busy_s.keys() == {0, 1}
     assert world.steps[0].rollout_busy_s[0] == pytest.approx(1)  # 4 trajectories side by side
+
+
+def test_counts_that_an_observer_keeps_stay_as_they_were() -> None:
+    world = FakeWorld(fake_recipe(run={"steps": 3}), engine=ENGINE, script=quick, train_s=10)
+    play(world)
+    # Two batches at the start, and the last one during the second step.
+    assert [step.router.turns for step in world.steps] == [8, 12, 12]
+    assert [step.active_trajectories for step in world.steps] == [4, 0, 0]
 
 
 def test_success_counts_truncated_trajectories_as_not_solved_where_the_environment_tells() -> None:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import pytest
@@ -14,7 +14,7 @@ from pearl.pipeline.concurrency import Nursery
 from pearl.pipeline.state import StateHolder
 from pearl.pipeline.workers import Workers, specs_of
 from pearl.ports import WorkerSpec
-from pearl.records.ids import WorkerId
+from pearl.records.ids import NodeId, WorkerId
 from pearl.records.journal import StateEntry
 from pearl.records.training import LoadMode
 from pearl.testing.engine import FakeEngine, FakeEngineConfig
@@ -91,9 +91,9 @@ def test_a_fleet_starts_together_and_serves_with_its_weights_only() -> None:
         await asyncio.sleep(START_S + 1)
         assert stage.workers.router.workers == ()
         assert stage.activity() == {0: Activity.TRANSITIONING, 1: Activity.TRANSITIONING}
-        await asyncio.sleep(LOAD_S)
-        assert stage.workers.router.workers == (0,)
         await starting
+        assert now_s() == START_S + LOAD_S  # side by side
+        assert stage.workers.router.workers == (0, 1)
         assert stage.activity() == {0: Activity.ACTIVE, 1: Activity.ACTIVE}
         return stage
 
@@ -161,10 +161,9 @@ def test_news_of_workers_that_were_never_there_is_ignored() -> None:
     assert stage.events(7) == []
 
 
-@pytest.mark.parametrize("at_s", [START_S, START_S + 1, START_S + LOAD_S + 1])
+@pytest.mark.parametrize("at_s", [START_S, START_S + 1, START_S + LOAD_S - 0.1])
 def test_a_worker_that_dies_before_it_serves_is_restarted_like_any_other(at_s: float) -> None:
     async def test(stage: Stage) -> Stage:
-        # Worker 1 dies while worker 0 loads its weights, or while it loads its own.
         starting = stage.nursery.spawn(stage.start(), name="start")
         await asyncio.sleep(at_s)
         await asyncio.sleep(0)
@@ -183,7 +182,14 @@ def test_a_worker_taken_for_lost_while_it_loads_does_not_serve_beside_its_succes
     async def test(stage: Stage) -> Stage:
         starting = stage.nursery.spawn(stage.start(), name="start")
         await asyncio.sleep(START_S + 1)
-        # Its engine is busy, so that stopping takes a moment: meanwhile the load ends.
+        # It takes a moment to end: meanwhile the load does.
+        stop = stage.fleet.stop
+
+        async def slow_stop(workers: Sequence[WorkerId], grace_s: float) -> None:
+            await asyncio.sleep(2 * LOAD_S)
+            await stop(workers, grace_s)
+
+        stage.fleet.stop = slow_stop  # type: ignore[method-assign]
         stage.workers.lost(WorkerId(0), "a suspicion")
         await starting
         await asyncio.sleep(3 * (START_S + LOAD_S))
@@ -285,15 +291,17 @@ def test_a_worker_that_dies_while_it_loads_a_publication_holds_the_others_up_no_
 
 @pytest.mark.parametrize("after_s", [0.0, START_S / 2, START_S + 1])
 def test_stopping_ends_workers_that_are_being_restarted_too(after_s: float) -> None:
-    async def test(stage: Stage) -> Stage:
+    async def test(stage: Stage) -> tuple[Stage, float]:
         await stage.start()
         stage.fleet.kill(WorkerId(0))
         await asyncio.sleep(after_s)
         await stage.workers.stop()
+        stopped_s = now_s()
         await asyncio.sleep(5 * START_S)
-        return stage
+        return stage, stopped_s
 
-    stage = on_stage(test)
+    stage, stopped_s = on_stage(test)
+    assert stopped_s == START_S + LOAD_S + after_s  # it does not wait for the restart
     assert stage.fleet.engines == {}
     assert stage.activity() == {}
     assert stage.workers.router.workers == ()
@@ -310,6 +318,18 @@ def test_a_fleet_that_is_stopped_has_lost_nobody() -> None:
     assert stage.workers.router.counts.worker_losses == 0
     assert stage.workers.restarts == 0
     assert stage.events(0) == [ADDED, ACTIVE, REMOVED]
+
+
+def test_a_fleet_that_cannot_be_is_refused_before_anything_starts() -> None:
+    async def test(stage: Stage) -> Stage:
+        first, second = fake_gpus(2)
+        gpus = (first, replace(second, node=NodeId("node1")))
+        with pytest.raises(RunFailed, match="rollout workers: worker 0: its GPUs sit on several nodes"):
+            await stage.workers.start(gpus, specs_of(parse_shape("1C@tp2").roles(), gpus), fake_manifest(0))
+        return stage
+
+    stage = on_stage(test)
+    assert stage.fleet.starts == []
 
 
 def test_each_worker_of_a_shape_has_its_slot_and_its_gpus() -> None:

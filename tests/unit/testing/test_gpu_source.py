@@ -101,3 +101,14 @@ def test_a_withdrawal_touches_every_offer_of_a_gpu() -> None:
         assert await source.accept(TWO, [A])
 
     run_virtual(check())
+
+
+def test_what_is_gone_cannot_be_given_back() -> None:
+    async def check() -> None:
+        source = FakeGpuSource([(0, offer(ONE, A)), (5, Withdrawn(gpus=(A,)))])
+        assert await source.accept(ONE, [A])
+        await asyncio.sleep(6)
+        await source.give_back([A])
+        assert (source.given_back, source.withdrawn_held) == ([], [A])
+
+    run_virtual(check())

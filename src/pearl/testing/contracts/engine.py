@@ -7,6 +7,7 @@ fails alone; new weights change the versions of running requests and bad weights
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -30,6 +31,8 @@ class EngineContract(Contract):
 
     long_tokens = 64
     """Tokens of a request that must still be running when the test has read its first chunk and answered."""
+    pending_s = 0.002
+    """Waited before an interrupt, so that there are tokens that no progress delta has carried yet."""
     batch = 64
     """Requests submitted at once; an engine may queue what it cannot hold."""
     supports_pd = True
@@ -257,9 +260,12 @@ class EngineContract(Contract):
     async def _interrupt(self, probe: Probe, request: TurnRequest) -> Log:
         await probe.submit(request)
         await probe.some_tokens(request)
+        await asyncio.sleep(self.pending_s)
         await probe.engine.interrupt([request.id])
         log = await probe.ended(request)
         assert log.end is EndReason.INTERRUPTED
+        delivered = sum(len(log.token_ids) for log in probe.logs.values())
+        assert (await probe.engine.stats()).generated_tokens == delivered, "the interrupt lost a token"
         return log
 
     def _rest(self, requests: Requests, request: TurnRequest, first: Log) -> TurnRequest:
