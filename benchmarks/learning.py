@@ -75,6 +75,7 @@ def _learning_checks(runs: Sequence[RunRecord], *, strict: bool) -> list[Check]:
     before = [_number(run, "success_before") for run in runs]
     after = [_number(run, "success_after") for run in runs]
     return [
+        Check(name="success_after_warmup", value=statistics.mean(before)),
         Check(name="success_after_warmup_min", value=min(before)),
         Check(name="success_after_warmup_max", value=max(before)),
         Check(name="success_final_min", value=min(after), target=">= 0.8" if strict else None),

@@ -70,7 +70,7 @@ KINDS = ("kill", "hang", "mute", "fail_requests", "unwell", "fail_start", "slow_
 
 worker_faults = st.builds(
     WorkerFault,
-    at_s=st.floats(0, 120, width=16),
+    at_s=st.one_of(st.just(0.0), st.floats(0, 5), st.floats(0, 60)),
     worker=st.integers(0, 2),
     kind=st.sampled_from(KINDS),
 )

@@ -8,9 +8,10 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pearl.cluster.calls import answer
+from pearl.cluster.calls import LINGER_S, answer
 from pearl.config.engine import EngineConfig
 from pearl.engine.embedded.threaded import ThreadedEngine
+from pearl.errors import WorkerLost
 from pearl.ports import EngineInfo, EngineStats
 from pearl.records.ids import RequestId, TrajectoryId, WorkerId
 from pearl.records.training import LoadMode, LoadReport, Manifest
@@ -31,13 +32,14 @@ class EngineActor:
     def __init__(self, model: str, config: EngineConfig, worker: int, epoch: int) -> None:
         self._model, self._config, self._worker, self._epoch = Path(model), config, WorkerId(worker), epoch
         self._engine: ThreadedEngine | None = None
-        self._events: AsyncIterator[tuple[Chunk, ...]] | None = None
-        self._next: asyncio.Task[tuple[Chunk, ...]] | None = None
+        self._chunks: list[Chunk] = []
+        self._said = asyncio.Event()
+        self._pump: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Load the model; returns the process id."""
         self._engine = await ThreadedEngine.create(self._model, self._config, worker=self._worker, epoch=self._epoch)
-        self._events = self._engine.events()
+        self._pump = asyncio.create_task(self._listen(self._engine))
         return os.getpid()
 
     async def stop(self) -> None:
@@ -63,16 +65,31 @@ class EngineActor:
                 await self._engine.release(trajectory, kv)
 
     async def poll(self, wait_s: float) -> tuple[Chunk, ...]:
-        """The next batch of chunks, or nothing after `wait_s`."""
-        if self._events is None:
+        """The chunks since the last poll, waiting up to `wait_s` for the first; raises how the engine's stream ended."""
+        if self._pump is None:
             raise ValueError("engine actor: poll() before start()")
-        if self._next is None:
-            self._next = asyncio.ensure_future(anext(self._events))
-        done, _ = await asyncio.wait([self._next], timeout=wait_s)
-        if not done:
+        try:
+            async with asyncio.timeout(wait_s):
+                await self._said.wait()
+        except TimeoutError:
             return ()
-        ready, self._next = self._next, None
-        return ready.result()
+        await asyncio.sleep(LINGER_S)
+        chunks, self._chunks = tuple(self._chunks), []
+        if self._pump.done():
+            if not chunks:
+                await self._pump
+                raise WorkerLost(f"worker {self._worker}: its event stream has ended")
+        else:
+            self._said.clear()
+        return chunks
+
+    async def _listen(self, engine: ThreadedEngine) -> None:
+        try:
+            async for chunks in engine.events():
+                self._chunks += chunks
+                self._said.set()
+        finally:
+            self._said.set()
 
 
 _METHODS = ("info", "submit", "interrupt", "load", "stats")

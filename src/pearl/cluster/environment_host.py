@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from pearl.cluster.calls import LINGER_S
 from pearl.env.base import TextEnvironment
 from pearl.env.registry import build_environment
 from pearl.env.validate import check_observation, check_reply
@@ -82,8 +83,7 @@ class EnvironmentHost:
                 await self._answered.wait()
         except TimeoutError:
             return []
-        # Answers of one moment travel together.
-        await asyncio.sleep(0)
+        await asyncio.sleep(LINGER_S)
         self._answered.clear()
         answers, self._answers = self._answers, []
         return answers

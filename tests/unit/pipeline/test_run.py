@@ -61,6 +61,13 @@ def steps(world: FakeWorld) -> list[int]:
     return [entry.version for entry in world.journal.of(StepEntry)]
 
 
+def test_the_same_code_runs_on_a_real_clock() -> None:
+    world = FakeWorld(fake_recipe(), script=lambda _t, _a: Behaviour(turns=2, reward=1.0))
+    result = asyncio.run(world.run())
+    world.check_ledger()
+    assert (result.version, result.turns) == (4, 32)
+
+
 # --- environments ----------------------------------------------------------------------------------------------------
 
 
