@@ -15,7 +15,9 @@ class TrainConfig(Section):
         "constant", description="By step, to `final_fraction` of the peak at `run.steps`."
     )
     ramp_steps: int = Field(
-        0, ge=0, description="Training steps over which the learning rate rises to its peak: Adam's first updates are large."
+        0,
+        ge=0,
+        description="Training steps over which the learning rate rises to its peak: Adam's first updates are large.",
     )
     final_fraction: float = Field(0.1, ge=0, le=1, description="Of the peak learning rate, at the last step.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW.")
@@ -29,7 +31,9 @@ class TrainConfig(Section):
     advantage_offset: float = Field(1e-6, gt=0, description="Added to the standard deviation of a group's rewards.")
     micro_batch_tokens: int = Field(16384, ge=1, description="Padded tokens per forward pass of the trainer.")
     threads: int = Field(1, ge=1, description="CPU threads of the trainer.")
-    step_timeout_s: float = Field(3600, gt=0, description="Longest training step; beyond it the run stops with an error.")
+    step_timeout_s: float = Field(
+        3600, gt=0, description="Longest training step; beyond it the run stops with an error."
+    )
 
 
 class WarmupConfig(Section):

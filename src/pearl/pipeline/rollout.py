@@ -110,10 +110,13 @@ class Rollout:
     async def stop(self) -> None:
         """Begin no further group, and end those that run as cancelled. Repeating it does nothing."""
         self._admitting = False
-        running = [live.task for live in self._live.values() if live.task is not None and not live.task.done()]
-        for task in running:
+        running = [(live.task, live.run) for live in self._live.values() if live.task and not live.task.done()]
+        for task, _ in running:
             task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
+        await asyncio.gather(*(task for task, _ in running), return_exceptions=True)
+        for task, run in running:
+            if task.cancelled():  # before its first step: a group that has begun ends by itself
+                self._end(run, GroupStatus.CANCELLED)
 
     async def next_batch(self, version: WeightVersion) -> list[Group]:
         """Wait for the groups of the training step that begins at `version` and hand them over, in admission order.
@@ -170,8 +173,7 @@ class Rollout:
 
     async def _run(self, live: _Live) -> None:
         group = await live.run.run()
-        self.group_ends[group.status] += 1
-        self._journal(live.run, group.status.value)
+        self._end(live.run, group.status)
         if group.status is GroupStatus.CANCELLED:
             return
         if group.status is GroupStatus.COMPLETED:
@@ -201,6 +203,10 @@ class Rollout:
                 f"{self.limits.group_size}: no group could ever begin; raise environment.slots (a multiple of "
                 "environment.processes)"
             )
+
+    def _end(self, run: GroupRun, status: GroupStatus) -> None:
+        self.group_ends[status] += 1
+        self._journal(run, status.value)
 
     def _journal_restarts(self) -> None:
         for index in self._restart:

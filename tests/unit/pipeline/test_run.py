@@ -128,10 +128,16 @@ def test_no_group_begins_once_the_run_has_failed() -> None:
                 self.at_failure = opened()
             super().write(entry)
 
-    def script(task: Task, _attempt: int) -> Behaviour:
-        return Behaviour(step_s=3, fault=Fault.RAISE if task.id == "fake#1" else None, fault_turn=AT_RESET)
+    # At 2 s group 1 fails, while the engines work for group 2 and group 0 is about to end and give its slots back.
+    behaviours = {
+        "fake#0": Behaviour(step_s=3),
+        "fake#1": Behaviour(step_s=1, fault=Fault.RAISE),
+        "fake#2": Behaviour(turns=2, step_s=0.5),
+    }
 
-    # Few slots: each one that the failing run frees could take another trajectory.
+    def script(task: Task, _attempt: int) -> Behaviour:
+        return behaviours.get(task.id, Behaviour(step_s=30))
+
     recipe = fake_recipe(
         environment={"kind": "fake", "slots": 8},
         rollout={"max_failed_groups": 0, "max_replacements": 0, "groups_per_batch": 8},

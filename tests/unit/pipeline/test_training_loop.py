@@ -9,7 +9,7 @@ from pearl.errors import PearlError, RunFailed, TrainingError
 from pearl.pipeline.rollout import RolloutProgress
 from pearl.pipeline.run import RunResult
 from pearl.records.ids import WeightVersion
-from pearl.records.journal import StepEntry
+from pearl.records.journal import GroupEntry, StepEntry
 from pearl.records.training import Manifest, TrainingBatch, TrainReport
 from pearl.records.trajectory import Task, TrajectoryStatus
 from pearl.testing.engine import FakeEngineConfig
@@ -232,7 +232,10 @@ def test_a_run_that_stops_early_ends_what_still_runs_as_cancelled() -> None:
     assert result.version == 5
     assert result.wall_s < 100
     assert result.faults == {}  # the end of a run is no fault
-    assert {status.value: count for status, count in result.group_ends.items()} == {"completed": 10, "cancelled": 2}
+    assert {status.value: count for status, count in result.group_ends.items()} == {"completed": 10, "cancelled": 4}
+    # Also the two that were admitted in the very moment of the end have one.
+    ended = {entry.group for entry in world.journal.of(GroupEntry)}
+    assert ended == {f"g{n}" for n in range(world.checkpointer.saved[-1][1].cursor)}
 
 
 @pytest.mark.parametrize(("every", "want"), [(0, [5]), (1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), (5, [5]), (9, [5])])
