@@ -238,7 +238,7 @@ class TestRayEngine(EngineContract):
 @pytest.mark.integration
 @pytest.mark.usefixtures("local_ray")
 class TestRayEnvironmentPool(EnvironmentPoolContract):
-    hang_s = 0.5
+    hang_s = 5.0  # Ray may take a second to tell that a process has died
     settle_s = 0.3
 
     @pytest.fixture(autouse=True)

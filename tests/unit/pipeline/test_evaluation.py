@@ -53,6 +53,8 @@ def test_two_evaluations_of_the_same_weights_are_the_same_to_the_token() -> None
     half = len(calls) // 2
     assert sorted(calls[:half]) == sorted(calls[half:])
     assert 0 < numbers(result.before)[0] < 1
+    actions = [text for _, call, text in calls[:half] if call == "step"]
+    assert len(set(actions)) == len(actions) == 15 * 2  # no two rollouts draw alike
 
 
 @pytest.mark.parametrize(("workers", "slots"), [(1, 64), (3, 2)])
@@ -61,6 +63,19 @@ def test_an_evaluation_does_not_depend_on_the_fleet(workers: int, slots: int) ->
     world, got = evaluated(workers=workers, slots=slots)
     assert numbers(got.before) == numbers(want.before)
     assert world.environments.open_max <= slots
+
+
+def test_waiting_for_a_slot_is_no_part_of_a_rollouts_time() -> None:
+    recipe = fake_recipe(
+        run={"steps": 0},
+        evaluation={"rollouts_per_task": 5},
+        environment={"kind": "fake", "slots": 2},
+        rollout={"trajectory_timeout_s": 9},
+    )
+    start = RunStart(gpus=fake_gpus(2), evaluation_tasks=TASKS)
+    result = play(FakeWorld(recipe, engine=ENGINE, script=lambda _t, _a: Behaviour(step_s=7, reward=1.0), start=start))
+    # 15 rollouts of 8 s, two at a time.
+    assert numbers(result.before) == (1.0, 1.0, 15, 0, (1.0, 1.0, 1.0))
 
 
 def test_an_evaluation_is_of_the_version_that_it_says_and_no_part_of_training() -> None:
