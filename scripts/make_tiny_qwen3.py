@@ -98,7 +98,9 @@ def vocabulary() -> dict[str, int]:
 def _write_model(folder: Path, spec: TinyQwen3) -> int:
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # one file of 300 KB
     ids = vocabulary()
     config = Qwen3Config(
         vocab_size=len(ids),
