@@ -20,7 +20,7 @@ async def answer(reference: Awaitable[T], who: str) -> T:
     """Wait for an actor's answer.
 
     Raises:
-        WorkerLost: the actor's process is gone.
+        WorkerLost: the actor's process is gone, or its code raised something that is none of ours: it cannot be relied on.
         PearlError: whatever of ours the actor raised.
     """
     try:
@@ -29,7 +29,7 @@ async def answer(reference: Awaitable[T], who: str) -> T:
         cause = error.cause
         if isinstance(cause, PearlError):
             raise type(cause)(str(cause)) from error
-        raise
+        raise WorkerLost(f"{who}: {type(cause).__name__}: {cause}") from error
     except RayActorError as error:
         raise WorkerLost(f"{who}: its process is gone ({_first_line(error)})") from error
     except RayError as error:

@@ -6,8 +6,11 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from pearl.cluster import checkpoints
 from pearl.cluster.environment_pool import RayEnvironmentPool
@@ -18,9 +21,10 @@ from pearl.cluster.weights import KEPT_VERSIONS, SharedMemoryWeights
 from pearl.config.recipe import Recipe
 from pearl.core.shape import parse_shape
 from pearl.core.state import Gpu, GpuOwner
+from pearl.engine.embedded.architecture import read_architecture
 from pearl.env.codec import ChatCodec
 from pearl.env.registry import build_environment, evaluation_params, player_factory
-from pearl.errors import ConfigError, ModelError
+from pearl.errors import ConfigError, ModelError, RunFailed
 from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
 from pearl.pipeline.training_loop import StepOutcome
 from pearl.records.ids import GpuId, NodeId, TaskId
@@ -48,6 +52,7 @@ def preflight(recipe: Recipe) -> None:
                 f"model.path: no {name} in {recipe.model.path}; want a Hugging Face checkpoint folder "
                 "(`python scripts/make_tiny_qwen3.py --out models/tiny-qwen3` makes the demo's)"
             )
+    _check_weights(recipe.model.path)
     _check_budget(recipe)
     ChatCodec(recipe.model.path)
     kind, params = recipe.environment.kind, recipe.environment.params
@@ -56,6 +61,18 @@ def preflight(recipe: Recipe) -> None:
         player_factory(kind, recipe.warmup.player)
     if recipe.evaluation.rollouts_per_task:
         evaluation_params(kind, params)
+
+
+def _check_weights(folder: Path) -> None:
+    read_architecture(folder)
+    file = folder / "model.safetensors"
+    try:
+        with safe_open(file, framework="np") as tensors:
+            names = tensors.keys()
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file}: cannot be read: {error}") from error
+    if not names:
+        raise ModelError(f"{file}: holds no tensor")
 
 
 def _check_budget(recipe: Recipe) -> None:
@@ -152,7 +169,7 @@ class _Job:
         trainer = RayTrainer.spawn(self.recipe, self.folder.path / "trained.jsonl")
         pool = RayEnvironmentPool(slots, config.processes, cluster.start_timeout_s, cluster.max_environment_restarts)
         try:
-            await asyncio.gather(trainer.start(), pool.start())
+            await _within(cluster.start_timeout_s, asyncio.gather(trainer.start(), pool.start()))
             yield trainer, pool
         finally:
             await pool.stop()
@@ -247,6 +264,14 @@ class _Job:
             faults={status.value: count for status, count in result.faults.items()},
             restarts=result.worker_restarts + environment_restarts,
         )
+
+
+async def _within(timeout_s: float, starting: Awaitable[object]) -> None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await starting
+    except TimeoutError as error:
+        raise RunFailed(f"trainer and environments: not up within cluster.start_timeout_s = {timeout_s:g} s") from error
 
 
 def _local_gpus(count: int) -> tuple[Gpu, ...]:

@@ -363,8 +363,19 @@ class Router:
                         await worker.engine.release(trajectory)
                     if requests:
                         await worker.engine.submit(requests)
+            except EngineError as error:
+                self._refuse(worker, requests, str(error))
             except (WorkerLost, GuardExpired) as error:
                 self._lose(worker, str(error))
+
+    @staticmethod
+    def _refuse(worker: _Worker, requests: list[TurnRequest], error: str) -> None:
+        """None of the requests was taken; the engine itself goes on."""
+        for request in requests:
+            pending = worker.inflight.get(request.id)
+            if pending is not None:
+                pending.error, pending.working = error, False
+                pending.finish(EndReason.FAILED)
 
     def _lose_if_silent(self, worker: _Worker, pending: _Pending, now_s: float) -> None:
         silent_s = now_s - max(worker.heard_s, pending.began_s)

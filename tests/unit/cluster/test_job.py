@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,19 @@ def test_a_mistake_is_named(
     monkeypatch.chdir(Path(__file__).parents[3])
     with pytest.raises(error, match=message):
         preflight(recipe(tiny_model, **sections))
+
+
+@pytest.mark.parametrize("damage", ["architecture", "truncated"])
+def test_a_model_that_cannot_be_used_is_named_before_anything_starts(
+    tiny_model: Path, tmp_path: Path, damage: str
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    if damage == "architecture":
+        config = folder / "config.json"
+        config.write_text(config.read_text().replace("qwen3", "llama").replace("Qwen3", "Llama"))
+    else:
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:500])
+    with pytest.raises(ModelError, match=str(folder)):
+        preflight(recipe(folder))
