@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -23,13 +23,15 @@ from pearl.core.state import (
     WorkerRemoved,
     fold,
 )
-from pearl.errors import RunFailed, TrainingError, WeightsError
+from pearl.errors import EngineError, RunFailed, TrainingError, WeightsError
 from pearl.pipeline.run import RunResult
 from pearl.records.ids import GpuId, NodeId, WeightVersion, WorkerId
 from pearl.records.journal import GroupEntry, JournalEntry, StateEntry, StepEntry, TrajectoryEntry, TurnEntry
 from pearl.records.trajectory import GroupStatus, Task, TrajectoryStatus
-from pearl.testing.engine import FakeEngineConfig
+from pearl.records.turn import TurnRequest
+from pearl.testing.engine import FakeEngine, FakeEngineConfig
 from pearl.testing.environment import AT_OPEN, AT_RESET, Behaviour, Fault
+from pearl.testing.fleet import FakeFleet
 from pearl.testing.journal import ListSink
 from pearl.testing.virtual_time import run_virtual
 from pearl.testing.world import FakeWorld, fake_recipe
@@ -415,3 +417,22 @@ def test_a_run_that_had_ended_has_nothing_left_to_do() -> None:
     again = resumed(world)
     assert again.trainer.batches == []
     assert again.journal.of(TrajectoryEntry) == []
+
+
+def test_a_request_that_an_engine_refuses_is_tried_again_and_the_engine_kept() -> None:
+    class Refusing(FakeEngine):
+        refusals = 3
+
+        async def submit(self, requests: Sequence[TurnRequest]) -> None:
+            if Refusing.refusals:
+                Refusing.refusals -= 1
+                raise EngineError("not now")
+            await super().submit(requests)
+
+    world = FakeWorld(fake_recipe())
+    world.fleet = FakeFleet(lambda spec: Refusing(worker=spec.worker))
+    result = run_virtual(world.run())
+    assert Refusing.refusals == 0
+    assert result.version == world.recipe.run.steps
+    assert result.worker_losses == 0
+    world.check_ledger()
