@@ -342,6 +342,29 @@ def test_a_failed_turn_is_tried_elsewhere_although_the_worker_that_fails_has_the
     assert completion.token_ids.tolist() == undisturbed(7, 12)
 
 
+def test_an_engine_that_takes_none_of_a_batch_fails_its_turns_and_stays() -> None:
+    class Picky(Puppet):
+        refusals = 1
+
+        async def submit(self, requests: Sequence[TurnRequest]) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise EngineError("request ids are in use")
+            await super().submit(requests)
+
+    async def test(house: House) -> tuple[Completion, House]:
+        puppet = Picky()
+        house.router.admit(WorkerId(0), puppet, WeightVersion(0))
+        turn = house.generate(job())
+        puppet.say(await puppet.next_request(), [1], end=EndReason.STOP)
+        return await turn, house
+
+    completion, house = in_house(test)
+    assert completion.workers == (0, 0)
+    assert house.router.counts.failed_requests == 1
+    assert house.lost == []
+
+
 def test_a_turn_returns_to_the_worker_that_failed_it_when_no_other_serves() -> None:
     async def test(house: House) -> Completion:
         house.add(0).fail_next(2)
