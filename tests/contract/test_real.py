@@ -123,7 +123,7 @@ class TestRayTrainer(TrainerContract):
     async def trainers(self, count: int) -> AsyncIterator[Sequence[TrainerSubject]]:
         made = [trainer(self.model, self.folder) for _ in range(count)]
         for one in made:
-            await one.start()
+            await one.start(60.0)
         yield [TrainerSubject(trainer=one, batch=batch, gpus=(GpuId("local/0"),)) for one in made]
 
 
@@ -135,7 +135,7 @@ class TestSharedMemoryWeights(WeightStoreContract):
     @asynccontextmanager
     async def store(self) -> AsyncIterator[WeightStoreSubject]:
         source = trainer(self.model, self.folder)
-        await source.start()
+        await source.start(60.0)
         store = SharedMemoryWeights(source, budget_gib=1.0)
         steps = 0
 
@@ -206,7 +206,7 @@ class TestRayEngine(EngineContract):
         for actor in actors:
             await actor.start()
         source = trainer(self.model, self.folder)
-        await source.start()
+        await source.start(60.0)
         try:
             yield [self._subject(WorkerId(number), actor, source) for number, actor in enumerate(actors)]
         finally:
@@ -249,7 +249,7 @@ class TestRayEnvironmentPool(EnvironmentPoolContract):
 
     @asynccontextmanager
     async def pool(self, slots: int) -> AsyncIterator[EnvironmentPoolSubject]:
-        pool = RayEnvironmentPool(slots, 1, 60.0, max_restarts=8)
+        pool = RayEnvironmentPool(slots, 1, start_timeout_s=60.0, open_timeout_s=60.0, max_restarts=8)
         await pool.start()
         try:
             yield EnvironmentPoolSubject(pool=pool, task=self._task, action="a")

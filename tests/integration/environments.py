@@ -34,7 +34,9 @@ class Echo:
         step_s: float = 0.0,
         named: bool = True,
         always: bool = False,
+        build_s: float = 0.0,
     ) -> None:
+        time.sleep(build_s)
         self._folder, self._turns, self._faults, self._step_s = folder, turns, faults.split(), step_s
         self._turn = 0
         self._fault = ""

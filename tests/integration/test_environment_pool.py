@@ -6,15 +6,25 @@ import asyncio
 import contextlib
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pearl.cluster import environment_pool
 from pearl.cluster.environment_pool import RayEnvironmentPool
-from pearl.errors import EnvironmentFault, EnvironmentLost, EnvironmentNonsense, EnvironmentRaised, RunFailed
+from pearl.errors import (
+    EnvironmentFault,
+    EnvironmentHung,
+    EnvironmentLost,
+    EnvironmentNonsense,
+    EnvironmentRaised,
+    RunFailed,
+    WorkerLost,
+)
 from pearl.records.ids import TaskId
 from pearl.records.trajectory import Task
 
@@ -36,8 +46,12 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def pool(slots: int, processes: int = 1, restarts: int = 4) -> AsyncIterator[RayEnvironmentPool]:
-    made = RayEnvironmentPool(slots, processes, 60.0, restarts)
+async def pool(
+    slots: int, processes: int = 1, restarts: int = 4, open_timeout_s: float = 60.0
+) -> AsyncIterator[RayEnvironmentPool]:
+    made = RayEnvironmentPool(
+        slots, processes, start_timeout_s=60.0, open_timeout_s=open_timeout_s, max_restarts=restarts
+    )
     await made.start()
     try:
         yield made
@@ -122,6 +136,59 @@ def test_a_call_that_does_not_return_costs_the_process_and_nothing_else(monkeypa
             assert environments.restarts == 1
 
     run(work())
+
+
+def test_slots_that_do_not_divide_are_all_given() -> None:
+    async def work() -> None:
+        async with pool(slots=3, processes=2) as environments:
+            assert environments.slots == 3
+            opened = [await environments.open(task(seed=seed)) for seed in range(3)]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await environments.open(task(seed=3))
+            for environment in opened:
+                await environment.close()
+
+    run(work())
+
+
+def test_a_construction_that_does_not_end_is_hung() -> None:
+    async def work() -> None:
+        async with pool(slots=2, open_timeout_s=0.5) as environments:
+            with pytest.raises(EnvironmentHung, match=r"Echo: not constructed within 0\.5 s"):
+                await environments.open(task(build_s=3600.0))
+            sound = await environments.open(task(seed=1))
+            await sound.close()
+
+    run(work())
+
+
+def test_a_start_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    start_actor = environment_pool.start_actor
+
+    async def second_fails(actor: Any, who: str, timeout_s: float) -> int:
+        if who.endswith("1"):
+            environment_pool.end_actor(actor)
+            raise WorkerLost(f"{who}: made to fail")
+        return await start_actor(actor, who, timeout_s)
+
+    def alive() -> list[int]:
+        tree = psutil.Process().children(recursive=True)
+        return [process.pid for process in tree if "EnvironmentHost" in process.name() + "".join(process.cmdline())]
+
+    async def work() -> None:
+        monkeypatch.setattr(environment_pool, "start_actor", second_fails)
+        made = RayEnvironmentPool(3, 3, start_timeout_s=60.0, open_timeout_s=60.0, max_restarts=0)
+        with pytest.raises(RunFailed, match="made to fail"):
+            await made.start()
+        await made.stop()
+
+    run(work())
+    for _ in range(200):
+        if not alive():
+            break
+        time.sleep(0.1)
+    assert alive() == []
 
 
 def test_a_killed_process_ends_its_environments_as_lost_and_is_replaced() -> None:

@@ -224,3 +224,8 @@ def test_every_decision_is_in_the_index() -> None:
         assert f"(adr/{path.name})" in index
         for heading in ("## Context", "## Decision", "## Consequences"):
             assert heading in text_of(path), f"{path.name}: no {heading}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_no_figure_is_left_open(page: Path) -> None:
+    assert re.findall(r"\b(?:MEASURED|TODO|TBD|FIXME|XXX)\b", text_of(page)) == []

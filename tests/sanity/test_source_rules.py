@@ -22,8 +22,6 @@ COVERED_BY: Mapping[str, str] = {
     "pearl.cluster": "tests/integration/test_run.py",
     "pearl.engine.embedded.architecture": "tests/unit/engine/embedded/test_model.py",
     "pearl.engine.embedded.weights": "tests/unit/engine/embedded/test_load.py",
-    "pearl.pipeline.evaluation": "tests/unit/pipeline/test_run.py",
-    "pearl.pipeline.rollout": "tests/unit/pipeline/test_training_loop.py",
     # A suite is tested by what has to pass it.
     "pearl.testing.contracts": "tests/contract/test_fakes.py",
     "pearl.testing.world": "tests/property/test_pipeline.py",

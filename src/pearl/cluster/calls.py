@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from pearl.errors import PearlError, WorkerLost
@@ -34,6 +37,31 @@ async def answer(reference: Awaitable[T], who: str) -> T:
         raise WorkerLost(f"{who}: its process is gone ({_first_line(error)})") from error
     except RayError as error:
         raise WorkerLost(f"{who}: {_first_line(error)}") from error
+
+
+async def start_actor(actor: Any, who: str, timeout_s: float) -> int:
+    """Wait for the `start` of an actor, which gives its process id; an actor that does not start is ended.
+
+    Raises:
+        WorkerLost: it died, failed, or took too long.
+        PearlError: whatever of ours it raised.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            pid: int = await answer(actor.start.remote(), who)
+            return pid
+    except BaseException as error:
+        # Cancellation, too: nobody else knows of the process yet.
+        end_actor(actor)
+        if isinstance(error, TimeoutError):
+            raise WorkerLost(f"{who}: not up within {timeout_s:g} s") from error
+        raise
+
+
+def end_actor(actor: Any) -> None:
+    """End the process of an actor at once; one that is gone is fine."""
+    with contextlib.suppress(RayError):
+        ray.kill(actor)
 
 
 def _first_line(error: Exception) -> str:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from pearl.errors import CheckpointError
+from pearl.errors import CheckpointError, RunFolderError
 from pearl.pipeline.rollout import RolloutProgress
 from pearl.ports import Trainer
 from pearl.records.ids import WeightVersion
+from pearl.train.whole_folder import written_whole
 
 SCHEMA = 1
 TRAINER = "trainer"
@@ -38,12 +39,11 @@ class CheckpointFolder:
         self._root, self._trainer, self._keep = root, trainer, keep
 
     async def save(self, version: WeightVersion, progress: RolloutProgress) -> None:
-        """Write a checkpoint; it appears whole or not at all."""
-        final = self._root / f"step-{version:06d}"
-        partial = self._root / f".step-{version:06d}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        await self._trainer.save(partial / TRAINER)
+        """Write a checkpoint; it appears whole or not at all.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
         record = _Progress(
             schema_version=SCHEMA,
             weight_version=version,
@@ -51,10 +51,13 @@ class CheckpointFolder:
             consumed=progress.consumed,
             unfinished=list(progress.unfinished),
         )
-        (partial / PROGRESS).write_text(json.dumps(record.model_dump()) + "\n")
-        if final.exists():
-            shutil.rmtree(final)
-        os.replace(partial, final)
+        folder = self._root / f"step-{version:06d}"
+        try:
+            with written_whole(folder) as partial:
+                await self._trainer.save(partial / TRAINER)
+                (partial / PROGRESS).write_text(json.dumps(record.model_dump()) + "\n")
+        except OSError as error:
+            raise CheckpointError(f"checkpoint {folder} cannot be written: {error}") from error
         for old in checkpoints(self._root)[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -85,10 +88,17 @@ async def restore(checkpoint: Path, trainer: Trainer) -> tuple[WeightVersion, Ro
 
 
 def begin_incarnation(folder: Path) -> int:
-    """Count, in the run's folder, that the run is resumed; returns how often it has been."""
+    """Count, in the run's folder, that the run is resumed; returns how often it has been.
+
+    Raises:
+        RunFolderError: the file cannot be read or written.
+    """
     path = folder / "incarnation"
-    number = (int(path.read_text()) if path.exists() else 0) + 1
-    partial = path.with_suffix(".partial")
-    partial.write_text(f"{number}\n")
-    os.replace(partial, path)
+    try:
+        number = (int(path.read_text()) if path.exists() else 0) + 1
+        partial = path.with_suffix(".partial")
+        partial.write_text(f"{number}\n")
+        os.replace(partial, path)
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path}: how often the run was resumed cannot be counted: {error}") from error
     return number

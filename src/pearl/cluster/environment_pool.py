@@ -17,16 +17,19 @@ from typing import Any
 
 import ray
 
-from pearl.cluster.calls import answer
+from pearl.cluster.calls import answer, end_actor, start_actor
 from pearl.cluster.environment_host import EnvironmentAnswer, EnvironmentCall, EnvironmentHost, Fault
 from pearl.errors import (
     EnvironmentFault,
+    EnvironmentHung,
     EnvironmentLost,
     EnvironmentNonsense,
     EnvironmentRaised,
     PearlError,
     RunFailed,
+    WorkerLost,
 )
+from pearl.pipeline.concurrency import Nursery
 from pearl.records.trajectory import EnvironmentReply, Task
 
 _log = logging.getLogger(__name__)
@@ -70,11 +73,15 @@ class _Host:
 class RayEnvironmentPool:
     """Use inside a running event loop; `start` before `open`, `stop` at the end."""
 
-    def __init__(self, slots: int, processes: int, start_timeout_s: float, max_restarts: int) -> None:
-        self._capacity = max(1, slots // processes)
-        self._slots = self._capacity * processes
-        self._processes = processes
-        self._start_timeout_s, self._max_restarts = start_timeout_s, max_restarts
+    def __init__(
+        self, slots: int, processes: int, *, start_timeout_s: float, open_timeout_s: float, max_restarts: int
+    ) -> None:
+        """`open_timeout_s` bounds the construction of an environment, not the wait for a slot."""
+        self._slots = slots
+        self._capacities = [len(range(first, slots, processes)) for first in range(min(slots, processes))]
+        """Slots of each process: as even as can be."""
+        self._start_timeout_s, self._open_timeout_s = start_timeout_s, open_timeout_s
+        self._max_restarts = max_restarts
         self._hosts: dict[int, _Host] = {}
         self._started = 0
         self._serial = 0
@@ -100,7 +107,9 @@ class RayEnvironmentPool:
         Raises:
             RunFailed: one did not start.
         """
-        await asyncio.gather(*(self._start_host() for _ in range(self._processes)))
+        async with Nursery() as nursery:
+            starts = [nursery.spawn(self._start_host(n), "start environments") for n in self._capacities]
+            await asyncio.gather(*starts)
 
     async def stop(self) -> None:
         """End the processes."""
@@ -115,9 +124,14 @@ class RayEnvironmentPool:
         """Open an environment, waiting for a free slot."""
         environment = RayEnvironment(self, await self._slot())
         try:
-            await environment.begin(task)
-        except BaseException:
+            async with asyncio.timeout(self._open_timeout_s):
+                await environment.begin(task)
+        except BaseException as error:
             await environment.close()
+            if isinstance(error, TimeoutError):
+                raise EnvironmentHung(
+                    f"environment {task.environment}: not constructed within {self._open_timeout_s:g} s"
+                ) from error
             raise
         return environment
 
@@ -198,12 +212,13 @@ class RayEnvironmentPool:
                     f"environment processes: {detail}, and all cluster.max_environment_restarts = "
                     f"{self._max_restarts} are used up"
                 )
-            await self._start_host()
+            await self._start_host(host.capacity)
         except RunFailed as error:
-            self._broken = error
-            for asked in self._asking:
-                if not asked.done():
-                    asked.set_exception(error)
+            self._break(error)
+        except Exception as error:
+            # Whatever it was: who waits for a slot of this process must not wait for ever.
+            self._break(RunFailed(f"environment process {host.number} cannot be replaced: {error!r}"))
+            raise
         if host.open == len(host.late):
             host.drained.set()
         with contextlib.suppress(TimeoutError):
@@ -211,22 +226,24 @@ class RayEnvironmentPool:
                 await host.drained.wait()
         await self._end(host, detail)
 
+    def _break(self, error: RunFailed) -> None:
+        self._broken = error
+        for asked in self._asking:
+            if not asked.done():
+                asked.set_exception(error)
+
     # --- processes -----------------------------------------------------------------------------------------------
 
-    async def _start_host(self) -> None:
+    async def _start_host(self, capacity: int) -> None:
         number = self._started
         self._started += 1
         remote = ray.remote(num_cpus=0, max_restarts=0)(EnvironmentHost)
-        actor = remote.remote(self._capacity)
+        actor = remote.remote(capacity)
         try:
-            async with asyncio.timeout(self._start_timeout_s):
-                pid: int = await answer(actor.start.remote(), f"environment process {number}")
-        except (TimeoutError, PearlError) as error:
-            ray.kill(actor)
-            raise RunFailed(
-                f"environment process {number}: not up within {self._start_timeout_s:g} s {error}"
-            ) from error
-        host = _Host(number, actor, pid, self._capacity)
+            pid = await start_actor(actor, f"environment process {number}", self._start_timeout_s)
+        except WorkerLost as error:
+            raise RunFailed(f"{error} (cluster.start_timeout_s)") from error
+        host = _Host(number, actor, pid, capacity)
         self._hosts[number] = host
         host.tasks = [asyncio.create_task(self._send(host)), asyncio.create_task(self._receive(host))]
         self._give()
@@ -283,8 +300,7 @@ class RayEnvironmentPool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._fail(host, detail)
-        with contextlib.suppress(ray.exceptions.RayError):
-            ray.kill(host.actor)
+        end_actor(host.actor)
 
     async def call(self, host: _Host, call: EnvironmentCall) -> EnvironmentAnswer:
         """Make a call on a host and wait for its answer."""

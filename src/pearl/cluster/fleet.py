@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import ray
 
-from pearl.cluster.calls import answer
+from pearl.cluster.calls import answer, end_actor, start_actor
 from pearl.cluster.engine_actor import EngineActor, RayEngine
 from pearl.config.engine import EngineConfig
 from pearl.core.state import Role
@@ -43,7 +42,8 @@ class RayFleet:
         began_s = loop.time()
         actors = {spec.worker: self._spawn(spec) for spec in specs}
         results = await asyncio.gather(
-            *(self._up(actor, worker, timeout_s) for worker, actor in actors.items()), return_exceptions=True
+            *(start_actor(actor, f"worker {worker}", timeout_s) for worker, actor in actors.items()),
+            return_exceptions=True,
         )
         failed = {
             worker: str(result)
@@ -52,7 +52,7 @@ class RayFleet:
         }
         if failed:
             for actor in actors.values():
-                ray.kill(actor)
+                end_actor(actor)
             return StartReport(started=(), failed=failed, seconds=loop.time() - began_s)
         for (worker, actor), pid in zip(actors.items(), results, strict=True):
             if isinstance(pid, int):
@@ -65,14 +65,6 @@ class RayFleet:
         self._epochs[spec.worker] = self._epochs.get(spec.worker, -1) + 1
         remote = ray.remote(num_cpus=0, max_restarts=0)(EngineActor)
         return remote.remote(str(self._model), self._config, spec.worker, self._epochs[spec.worker])
-
-    async def _up(self, actor: Any, worker: WorkerId, timeout_s: float) -> int:
-        try:
-            async with asyncio.timeout(timeout_s):
-                pid: int = await answer(actor.start.remote(), f"worker {worker}")
-                return pid
-        except TimeoutError as error:
-            raise WorkerLost(f"worker {worker}: not up within {timeout_s:g} s") from error
 
     def _watched(self, worker: WorkerId, actor: Any, pid: int) -> _Process:
         engine = RayEngine(actor, worker)
@@ -111,8 +103,7 @@ class RayFleet:
             for watch in process.watches:
                 watch.cancel()
             await asyncio.gather(*process.watches, return_exceptions=True)
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(process.actor)
+            end_actor(process.actor)
 
     async def sleep(self, workers: Sequence[WorkerId]) -> None:
         """Not served by this engine."""

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
@@ -25,6 +26,7 @@ from pearl.engine.embedded.architecture import read_architecture
 from pearl.env.codec import ChatCodec
 from pearl.env.registry import build_environment, evaluation_params, player_factory
 from pearl.errors import ConfigError, ModelError, RunFailed
+from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
 from pearl.pipeline.training_loop import StepOutcome
 from pearl.records.ids import GpuId, NodeId, TaskId
@@ -33,7 +35,10 @@ from pearl.report.journal import JournalWriter
 from pearl.report.live import JobSummary, Reporter, StepReport
 from pearl.report.run_folder import RunFolder
 from pearl.report.summary import write_summary
+from pearl.train.whole_folder import settle_all
 from pearl.units import GIB
+
+T = TypeVar("T")
 
 
 def preflight(recipe: Recipe) -> None:
@@ -165,11 +170,18 @@ class _Job:
         """Trainer and environments, started at the same time."""
         self.reporter.stage("start", f"trainer ({self.recipe.model.path}) and environments")
         config, cluster = self.recipe.environment, self.recipe.cluster
-        slots = min(config.slots, config.processes) if config.process_isolated else config.slots
         trainer = RayTrainer.spawn(self.recipe, self.folder.path / "trained.jsonl")
-        pool = RayEnvironmentPool(slots, config.processes, cluster.start_timeout_s, cluster.max_environment_restarts)
+        pool = RayEnvironmentPool(
+            config.open_at_once,
+            config.processes,
+            start_timeout_s=cluster.start_timeout_s,
+            open_timeout_s=self.recipe.rollout.env_reset_timeout_s,
+            max_restarts=cluster.max_environment_restarts,
+        )
         try:
-            await _within(cluster.start_timeout_s, asyncio.gather(trainer.start(), pool.start()))
+            async with Nursery() as nursery:
+                model = nursery.spawn(trainer.start(cluster.start_timeout_s), "start the trainer")
+                await asyncio.gather(model, nursery.spawn(pool.start(), "start environments"))
             yield trainer, pool
         finally:
             await pool.stop()
@@ -178,21 +190,32 @@ class _Job:
     async def _start(self, trainer: RayTrainer) -> RunStart:
         tasks = self._evaluation_tasks()
         gpus = _local_gpus(parse_shape(self.recipe.engine.shape).gpus)
-        checkpoint = self.folder.latest_checkpoint() if self.resume else None
         incarnation = checkpoints.begin_incarnation(self.folder.path) if self.resume else 0
+        if self.resume:
+            settle_all(self.folder.checkpoints)
+        checkpoint = self.folder.latest_checkpoint() if self.resume else None
         if checkpoint is not None:
-            version, progress = await checkpoints.restore(checkpoint, trainer)
+            version, progress = await self._bounded(
+                checkpoints.restore(checkpoint, trainer), "train.step_timeout_s", self.recipe.train.step_timeout_s
+            )
             self.reporter.stage("resume", f"from {checkpoint.name}, {len(progress.unfinished)} groups begin again")
             return RunStart(
                 gpus=gpus, version=version, progress=progress, incarnation=incarnation, evaluation_tasks=tasks
             )
         if self.recipe.warmup.steps:
             self.reporter.stage("warm-up", f"{self.recipe.warmup.steps} supervised steps on scripted play")
-            report = await trainer.warm_up()
+            report = await self._bounded(trainer.warm_up(), "warmup.timeout_s", self.recipe.warmup.timeout_s)
             self.reporter.stage(
                 "warm-up", f"loss {report.loss_first:.3f} -> {report.loss_last:.3f} in {report.seconds:.1f} s"
             )
         return RunStart(gpus=gpus, incarnation=incarnation, evaluation_tasks=tasks)
+
+    async def _bounded(self, work: Coroutine[Any, Any, T], key: str, timeout_s: float) -> T:
+        try:
+            async with guard(timeout_s, "trainer"):
+                return await work
+        except GuardExpired as error:
+            raise RunFailed(f"{error} ({key})") from error
 
     def _evaluation_tasks(self) -> tuple[Task, ...]:
         environment = self.recipe.environment
@@ -264,14 +287,6 @@ class _Job:
             faults={status.value: count for status, count in result.faults.items()},
             restarts=result.worker_restarts + environment_restarts,
         )
-
-
-async def _within(timeout_s: float, starting: Awaitable[object]) -> None:
-    try:
-        async with asyncio.timeout(timeout_s):
-            await starting
-    except TimeoutError as error:
-        raise RunFailed(f"trainer and environments: not up within cluster.start_timeout_s = {timeout_s:g} s") from error
 
 
 def _local_gpus(count: int) -> tuple[Gpu, ...]:

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import ray
 
-from pearl.cluster.calls import answer
+from pearl.cluster.calls import answer, end_actor, start_actor
 from pearl.config.recipe import Recipe
 from pearl.env.codec import ChatCodec
 from pearl.env.registry import build_environment, player_factory
@@ -111,9 +111,17 @@ class RayTrainer:
         actor = ray.remote(num_cpus=0, max_restarts=0)(TrainerActor)
         return cls(actor.remote(recipe, str(ledger.absolute())))
 
-    async def start(self) -> None:
-        """Load the model."""
-        self.pid = await self._call("start")
+    async def start(self, timeout_s: float) -> None:
+        """Load the model.
+
+        Raises:
+            RunFailed: it is not up within `timeout_s`.
+            UserError: the model cannot be used.
+        """
+        try:
+            self.pid = await start_actor(self._actor, "trainer", timeout_s)
+        except WorkerLost as error:
+            raise RunFailed(f"{error} (cluster.start_timeout_s)") from error
 
     async def warm_up(self) -> WarmupReport:
         """Supervised steps on scripted play."""
@@ -156,7 +164,7 @@ class RayTrainer:
 
     def stop(self) -> None:
         """End the process."""
-        ray.kill(self._actor)
+        end_actor(self._actor)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
         try:

@@ -19,14 +19,16 @@ class Problem:
 
 def check_recipe(recipe: Recipe) -> tuple[Problem, ...]:
     """Every contradiction between sections; empty for a sound recipe."""
-    rollout, engine = recipe.rollout, recipe.engine
+    rollout, engine, environment = recipe.rollout, recipe.engine, recipe.environment
     problems: list[Problem] = []
-    if recipe.environment.slots < rollout.group_size:
+    if environment.open_at_once < rollout.group_size:
+        by_process = environment.process_isolated and environment.processes < rollout.group_size
         problems.append(
             Problem(
-                keys=("environment.slots", "rollout.group_size"),
-                text=f"got {recipe.environment.slots}, want >= rollout.group_size = {rollout.group_size} "
-                "(the trajectories of a group run side by side)",
+                keys=("environment.processes" if by_process else "environment.slots", "rollout.group_size"),
+                text=f"got {environment.open_at_once}, want >= rollout.group_size = {rollout.group_size} "
+                "(the trajectories of a group run side by side"
+                + (", and environment.process_isolated gives each a process)" if by_process else ")"),
             )
         )
     if engine.max_context_tokens < rollout.max_context_tokens:

@@ -17,3 +17,8 @@ class EnvironmentConfig(Section):
     process_isolated: bool = Field(
         False, description="One environment per process at a time, for classes that use global random state."
     )
+
+    @property
+    def open_at_once(self) -> int:
+        """Environments that can be open at the same time."""
+        return min(self.slots, self.processes) if self.process_isolated else self.slots

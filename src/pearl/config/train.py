@@ -42,6 +42,7 @@ class WarmupConfig(Section):
     steps: int = Field(0, ge=0, description="0: no warm-up.")
     batch_size: int = Field(64, ge=1, description="Scripted trajectories per step.")
     learning_rate: float = Field(1e-3, gt=0, description="Adam, cosine to zero.")
+    timeout_s: float = Field(3600, gt=0, description="Longest warm-up; beyond it the run stops with an error.")
     player: str = Field("", description="`package.module:Name` of the scripted player; empty: the environment's own.")
 
 

@@ -200,8 +200,7 @@ class Rollout:
         if self.limits.slots < self.limits.group_size:
             raise RunFailed(
                 f"environments: got {self.limits.slots} slots over all processes, want >= rollout.group_size = "
-                f"{self.limits.group_size}: no group could ever begin; raise environment.slots (a multiple of "
-                "environment.processes)"
+                f"{self.limits.group_size}: no group could ever begin; raise environment.slots"
             )
 
     def _end(self, run: GroupRun, status: GroupStatus) -> None:

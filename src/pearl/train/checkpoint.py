@@ -1,14 +1,12 @@
 """Trainer state on disk: tensors in safetensors, numbers in JSON, never pickle.
 
-*Atomic*: a checkpoint is written to a sibling folder, synchronised, and renamed; a folder with the right name is complete.
+*Atomic*: a folder with the right name is complete (`whole_folder`).
 *Exact*: what is read back equals what was written, bit for bit, or reading fails; CRC-32 over every file says which.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from safetensors.torch import load_file
 from pearl.errors import CheckpointError
 from pearl.records.ids import WeightVersion
 from pearl.train.export import write_safetensors
+from pearl.train.whole_folder import written_whole
 
 FORMAT = 1
 STATE_FILE = "trainer.json"
@@ -53,34 +52,20 @@ def write_checkpoint(folder: Path, state: TrainerState) -> None:
     Raises:
         CheckpointError: it cannot be written.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
-    replaced = folder.with_name(f".{folder.name}.replaced")
     try:
-        _clear_away(folder, partial, replaced)
-        partial.mkdir(parents=True)
-        checksums = {name: _write_tensors(partial, name, getattr(state, name)) for name in TENSOR_FILES}
-        numbers = {
-            "format": FORMAT,
-            "version": state.version,
-            "model_hash": state.model_hash,
-            "seed": state.seed,
-            "updates": state.updates,
-            "checksums": checksums,
-        }
-        (partial / STATE_FILE).write_text(json.dumps({**numbers, "checksum": _json_checksum(numbers)}, indent=2) + "\n")
-        for path in (*partial.iterdir(), partial):
-            _synchronise(path)
-        if folder.exists():
-            os.rename(folder, replaced)
-        try:
-            os.rename(partial, folder)
-        except BaseException:
-            _clear_away(folder, partial, replaced)
-            raise
-        _synchronise(folder.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
+        with written_whole(folder) as partial:
+            checksums = {name: _write_tensors(partial, name, getattr(state, name)) for name in TENSOR_FILES}
+            numbers = {
+                "format": FORMAT,
+                "version": state.version,
+                "model_hash": state.model_hash,
+                "seed": state.seed,
+                "updates": state.updates,
+                "checksums": checksums,
+            }
+            text = json.dumps({**numbers, "checksum": _json_checksum(numbers)}, indent=2)
+            (partial / STATE_FILE).write_text(f"{text}\n")
     except OSError as error:
-        shutil.rmtree(partial, ignore_errors=True)
         raise CheckpointError(f"checkpoint {folder} cannot be written: {error}") from error
 
 
@@ -136,26 +121,22 @@ def _read_numbers(folder: Path) -> _Numbers:
     except FileNotFoundError as error:
         raise CheckpointError(f"no trainer checkpoint in {folder}: {STATE_FILE} is missing") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path}: damaged: {error}; resume from an older checkpoint") from error
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path}: damaged: {what}; without this checkpoint a run goes on from the one before it")
 
 
 def _read_tensors(folder: Path, name: str, recorded: str | None) -> dict[str, torch.Tensor]:
     path = _tensor_path(folder, name)
     try:
         if _file_checksum(path) != recorded:
-            raise CheckpointError(f"{path}: damaged: its checksum does not match; resume from an older checkpoint")
+            raise _damaged(path, "its checksum does not match")
         tensors: dict[str, torch.Tensor] = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path}: damaged: {error}; resume from an older checkpoint") from error
+        raise _damaged(path, str(error)) from error
     return tensors
-
-
-def _clear_away(folder: Path, partial: Path, replaced: Path) -> None:
-    """Undo what an attempt to write left behind: the checkpoint that it had moved aside comes back."""
-    if replaced.exists() and not folder.exists():
-        os.rename(replaced, folder)
-    for left_over in (partial, replaced):
-        shutil.rmtree(left_over, ignore_errors=True)
 
 
 def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -178,11 +159,3 @@ def _file_checksum(path: Path) -> str:
 
 def _json_checksum(numbers: Mapping[str, object]) -> str:
     return f"crc32:{zlib.crc32(json.dumps(numbers, sort_keys=True).encode()):08x}"
-
-
-def _synchronise(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

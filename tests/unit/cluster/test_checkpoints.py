@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pearl.cluster.checkpoints import PROGRESS, CheckpointFolder, begin_incarnation, checkpoints, restore
-from pearl.errors import CheckpointError
+from pearl.errors import CheckpointError, RunFolderError
 from pearl.pipeline.rollout import RolloutProgress
 from pearl.records.ids import WeightVersion
 from pearl.testing.trainer import FakeTrainer
@@ -91,6 +91,19 @@ def test_damaged_progress_is_told(tmp_path: Path, change: dict[str, object], mes
 def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="step-000001"):
         asyncio.run(restore(tmp_path / "step-000001", FakeTrainer()))
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="step-000003 cannot be written"):
+        asyncio.run(saved(tmp_path / "file", 3))
+
+
+@pytest.mark.parametrize("text", ["", "many", "1.5"])
+def test_a_damaged_count_of_incarnations_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "incarnation").write_text(text)
+    with pytest.raises(RunFolderError, match="incarnation"):
+        begin_incarnation(tmp_path)
 
 
 def test_incarnations_are_counted(tmp_path: Path) -> None:

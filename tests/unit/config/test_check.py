@@ -20,6 +20,15 @@ def test_the_defaults_are_sound() -> None:
     [
         ({"environment": {"slots": 8}, "rollout": {"group_size": 8}}, None),
         ({"environment": {"slots": 7}, "rollout": {"group_size": 8}}, "environment.slots"),
+        (
+            {"environment": {"process_isolated": True, "processes": 7}, "rollout": {"group_size": 8}},
+            "environment.processes",
+        ),
+        (
+            {"environment": {"process_isolated": True, "processes": 8, "slots": 7}, "rollout": {"group_size": 8}},
+            "environment.slots",
+        ),
+        ({"environment": {"process_isolated": True, "processes": 8}, "rollout": {"group_size": 8}}, None),
         ({"engine": {"max_context_tokens": 300}, "rollout": {"max_context_tokens": 300}}, None),
         ({"engine": {"max_context_tokens": 299}, "rollout": {"max_context_tokens": 300}}, "engine.max_context_tokens"),
         ({"sampling": {"max_new_tokens": 255}}, None),

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,20 @@ TURN = TurnEntry(
     workers=[0],
     generate_s=0.25,
     env_s=0.001,
+)
+
+STEP = StepEntry(
+    at_s=1.0,
+    version=1,
+    groups=["g0"],
+    samples=1,
+    trained_tokens=5,
+    staleness_tokens={},
+    wait_s=0.0,
+    train_s=0.0,
+    publish_s=0.0,
+    reward_mean=0.0,
+    success_mean=None,
 )
 
 # Whole microseconds, as the clock's own resolution is; finer parts are not kept.
@@ -147,19 +162,8 @@ def test_the_largest_realistic_turn_stays_under_300_bytes() -> None:
 
 
 def test_seconds_are_rounded_and_other_numbers_are_not() -> None:
-    entry = StepEntry(
-        at_s=0.1 + 0.2,
-        version=1,
-        groups=[],
-        samples=0,
-        trained_tokens=0,
-        staleness_tokens={},
-        wait_s=1.23456789,
-        train_s=1e-9,
-        publish_s=0.0,
-        reward_mean=1 / 3,
-        success_mean=None,
-        metrics={"learning_rate": 3e-7},
+    entry = replace(
+        STEP, at_s=0.1 + 0.2, wait_s=1.23456789, train_s=1e-9, reward_mean=1 / 3, metrics={"learning_rate": 3e-7}
     )
     written = json.loads(encode(entry))
     assert (written["at_s"], written["wait_s"], written["train_s"]) == (0.3, 1.234568, 0.0)
@@ -184,20 +188,7 @@ def test_defaults_are_left_out() -> None:
 
 def test_numbers_that_are_not_finite_are_valid_json() -> None:
     metrics = {"loss": math.nan, "norm": math.inf, "low": -math.inf}
-    entry = StepEntry(
-        at_s=math.inf,
-        version=1,
-        groups=[],
-        samples=0,
-        trained_tokens=0,
-        staleness_tokens={},
-        wait_s=0.0,
-        train_s=0.0,
-        publish_s=0.0,
-        reward_mean=math.nan,
-        success_mean=None,
-        metrics=metrics,
-    )
+    entry = replace(STEP, at_s=math.inf, reward_mean=math.nan, metrics=metrics)
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -248,23 +239,11 @@ def test_what_is_no_object_is_no_entry(document: object) -> None:
 
 @pytest.mark.parametrize("mapping", [[], 3, {"0": "5"}, {"0": None}])
 def test_mappings_are_checked(mapping: object) -> None:
-    entry = StepEntry(
-        at_s=1.0,
-        version=1,
-        groups=["g0"],
-        samples=1,
-        trained_tokens=5,
-        staleness_tokens={"0": 5},
-        wait_s=0.0,
-        train_s=0.0,
-        publish_s=0.0,
-        reward_mean=0.0,
-        success_mean=0.5,
-    )
+    document = json.loads(encode(replace(STEP, staleness_tokens={"0": 5}, success_mean=0.5)))
     with pytest.raises(MalformedEntry, match=r"^staleness_tokens: "):
-        decode(StepEntry, json.loads(encode(entry)) | {"staleness_tokens": mapping})
+        decode(StepEntry, document | {"staleness_tokens": mapping})
     with pytest.raises(MalformedEntry, match=r"^success_mean: "):
-        decode(StepEntry, json.loads(encode(entry)) | {"success_mean": [1]})
+        decode(StepEntry, document | {"success_mean": [1]})
 
 
 def test_header_and_dropped_lines() -> None:

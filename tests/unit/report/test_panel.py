@@ -1,6 +1,5 @@
 """The live panel, rendered to text."""
 
-import errno
 import io
 import math
 from dataclasses import replace
@@ -8,25 +7,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from pearl.report.live import StepReport
 from pearl.report.panel import RichReporter, sparkline
-
-REPORT = StepReport(
-    step=7,
-    version=7,
-    elapsed_s=125.0,
-    reward_mean=0.5312,
-    success_mean=0.4375,
-    tokens_per_s=1234.4,
-    staleness_mean=0.618,
-    staleness_max=1,
-    stale_token_frac=0.612,
-    trainer_idle_frac=0.124,
-    rollout_idle_frac=1.0,
-    in_flight_trajectories=128,
-    faults={},
-    metrics={"loss": -0.0123, "entropy": 0.81},
-)
+from tests.unit.report._reports import REPORT, Terminal
 
 
 def rendered(reporter: RichReporter, console: Console) -> list[str]:
@@ -39,17 +21,6 @@ def panel(width: int = 100, steps: int = 60) -> tuple[RichReporter, Console]:
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     clock_s = iter([0.0, *[125.0] * 100])
     return RichReporter("guess-20250131-120000", steps, console, lambda: next(clock_s)), console
-
-
-class Terminal(io.StringIO):
-    """A terminal that can go away."""
-
-    is_gone = False
-
-    def write(self, text: str) -> int:
-        if self.is_gone:
-            raise OSError(errno.EIO, "Input/output error")
-        return super().write(text)
 
 
 class TestSparkline:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pytest
 
@@ -17,6 +18,8 @@ from pearl.errors import EnvironmentFault, EnvironmentHung, EnvironmentLost, Env
 from pearl.ports import Environment, EnvironmentPool
 from pearl.records.trajectory import EnvironmentReply, Task
 from pearl.testing.contracts.base import Contract
+
+ErrorTypes: TypeAlias = type[Exception] | tuple[type[Exception], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,33 +170,10 @@ class EnvironmentPoolContract(Contract):
         [("raises", EnvironmentRaised), ("nonsense", EnvironmentNonsense), ("lost", EnvironmentLost)],
     )
     def test_a_fault_has_a_type_and_its_slot_comes_back(self, kind: str, fault: type[EnvironmentFault]) -> None:
-        async def check() -> None:
-            async with self.pool(1) as subject:
-                task = subject.task(kind)
-                if task is None:
-                    return
-                for _ in range(2):
-                    environment = await subject.pool.open(task)
-                    with pytest.raises(fault):
-                        await self._play(environment, subject.action)
-                    await environment.close()
-                await (await subject.pool.open(self._plain(subject))).close()
-
-        self.check(check())
+        self._check_its_slot_comes_back(kind, fault, times=2)
 
     def test_a_hanging_environment_can_be_left_and_its_slot_comes_back(self) -> None:
-        async def check() -> None:
-            async with self.pool(1) as subject:
-                task = subject.task("hangs")
-                if task is None:
-                    return
-                environment = await subject.pool.open(task)
-                with pytest.raises((TimeoutError, EnvironmentHung)):
-                    await self._play(environment, subject.action)
-                await environment.close()
-                await (await subject.pool.open(self._plain(subject))).close()
-
-        self.check(check())
+        self._check_its_slot_comes_back("hangs", (TimeoutError, EnvironmentHung), times=1)
 
     def test_a_fault_touches_no_other_environment(self) -> None:
         async def check() -> None:
@@ -203,14 +183,33 @@ class EnvironmentPoolContract(Contract):
                     return
                 plain = await subject.pool.open(self._plain(subject))
                 await plain.reset(1)
-                faulty = await subject.pool.open(task)
-                with pytest.raises(EnvironmentRaised):
-                    await self._play(faulty, subject.action)
+                faulty = await self._failed(subject, task, EnvironmentRaised)
                 assert isinstance(await plain.step(subject.action), EnvironmentReply)
                 await faulty.close()
                 await plain.close()
 
         self.check(check())
+
+    def _check_its_slot_comes_back(self, kind: str, fault: ErrorTypes, *, times: int) -> None:
+        """The only slot can be had again after so many environments of a kind have failed in it."""
+
+        async def check() -> None:
+            async with self.pool(1) as subject:
+                task = subject.task(kind)
+                if task is None:
+                    return
+                for _ in range(times):
+                    await (await self._failed(subject, task, fault)).close()
+                await (await subject.pool.open(self._plain(subject))).close()
+
+        self.check(check())
+
+    async def _failed(self, subject: EnvironmentPoolSubject, task: Task, fault: ErrorTypes) -> Environment:
+        """An open environment that has failed as its task says."""
+        environment = await subject.pool.open(task)
+        with pytest.raises(fault):
+            await self._play(environment, subject.action)
+        return environment
 
     def _plain(self, subject: EnvironmentPoolSubject) -> Task:
         task = subject.task("plain")
