@@ -12,7 +12,20 @@ class EngineConfig(Section):
 
     kind: Literal["embedded"] = Field("embedded", description="`embedded`: pearl's own engine on torch.")
     shape: str = Field("1C", description="Rollout workers, e.g. `2C`: two colocated workers.")
-    max_sequences: int = Field(64, ge=1, description="Trajectories whose KV a worker holds at once.")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="Where it computes; `auto`: a GPU where there is one."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="What it computes in; on a CPU bfloat16 is the slower one."
+    )
+    max_sequences: int = Field(64, ge=1, description="Requests that run at once on a worker.")
+    kv_budget_tokens: int = Field(
+        0,
+        ge=0,
+        description="Tokens that a worker's KV cache holds, in slots of max_context_tokens (one shorter slot if less); "
+        "slots beyond max_sequences keep prefixes. 0: max_sequences slots.",
+    )
+    kv_ttl_s: float = Field(30, gt=0, description="KV that nobody fetched is given up after this long.")
     max_context_tokens: int = Field(256, ge=2, description="Longest context of one trajectory, in tokens.")
     prefill_chunk_tokens: int = Field(
         512, ge=1, description="Context tokens computed per iteration, over all sequences."
