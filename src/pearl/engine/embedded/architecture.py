@@ -166,7 +166,9 @@ class _Reader:
             raise ModelError(f"{self._path}: {error}") from None
 
     def _experts(self, layers: int) -> Experts:
-        count, per_token = self._whole("num_experts"), self._whole("num_experts_per_tok")
+        # transformers 5 writes the second name.
+        count = self._whole("num_experts" if "num_experts" in self._config else "num_local_experts")
+        per_token = self._whole("num_experts_per_tok")
         if per_token > count:
             raise self._unsupported("num_experts_per_tok", f"at most num_experts {count}")
         step, dense = self._whole("decoder_sparse_step", 1), self._config.get("mlp_only_layers") or []

@@ -42,14 +42,43 @@ def make_folder(out: Path, *, norm_seed: int = 5, **sizes: Any) -> Path:
     """A checkpoint with large weights and uneven norm gains, so that every part of the network shows in the logits."""
     script = load_script("make_tiny_qwen3")
     script.make_tiny_qwen3(out, script.TinyQwen3(**{"init_std": 0.25, **sizes}))
-    file = out / "model.safetensors"
+    return spread_norms(out, norm_seed)
+
+
+def spread_norms(folder: Path, seed: int) -> Path:
+    """Give every norm gains of its own."""
+    file = folder / "model.safetensors"
     tensors = load_file(file)
-    generator = torch.Generator().manual_seed(norm_seed)
+    generator = torch.Generator().manual_seed(seed)
     for name, tensor in sorted(tensors.items()):
         if "norm" in name:
             tensors[name] = torch.rand(tensor.shape, generator=generator) + 0.5
     save_file(tensors, file, {"format": "pt"})
-    return out
+    return folder
+
+
+def make_family(out: Path, family: str, **settings: Any) -> Path:
+    """A tiny checkpoint of another family, written by transformers itself; `settings` go into its configuration."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.25,
+        "tie_word_embeddings": False,
+        **settings,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **values), dtype=torch.float32)
+    model.save_pretrained(out)
+    return spread_norms(out, seed=3)
 
 
 @pytest.fixture(scope="session")
@@ -175,6 +204,7 @@ class Kit:
     generate = staticmethod(generate)
     publish = staticmethod(publish)
     make_folder = staticmethod(make_folder)
+    make_family = staticmethod(make_family)
     load_script = staticmethod(load_script)
     vocabulary = VOCABULARY
 

@@ -25,7 +25,6 @@ def _die(_: EmbeddedEngine) -> None:
 
 class TestThreadedEngine(EngineContract):
     long_tokens = 300
-    supports_pd = False
     logprob_tolerance = 1e-5
 
     @pytest.fixture(autouse=True)
