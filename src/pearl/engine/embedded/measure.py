@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from pearl.engine.embedded.attention import Batch, Ints
 from pearl.engine.embedded.engine import EmbeddedEngine
 from pearl.engine.embedded.model import KvCache, Model
 from pearl.engine.embedded.sampling import draw
+from pearl.engine.embedded.weights import Place, release_memory
 from pearl.errors import ConfigError
 from pearl.records.training import LoadMode, Manifest
 from pearl.units import format_bytes
@@ -74,6 +76,23 @@ class StateTimes:
     wake_s: float
 
 
+def read_model(folder: Path, config: EngineConfig) -> Model:
+    """The model as an engine would have it; sets torch's thread count for the calling thread.
+
+    Raises:
+        ModelError: the folder does not hold a supported checkpoint.
+        ConfigError: there is no such device.
+    """
+    torch.set_num_threads(config.threads)
+    return Model.read(folder, Place.of(config.device, config.dtype))
+
+
+def free_model(model: Model) -> None:
+    """Free weights and what torch keeps of freed memory, for other processes."""
+    model.unload()
+    release_memory(model.place.device)
+
+
 def grid_spec(max_context_tokens: int, max_sequences: int, *, quick: bool) -> GridSpec:
     """The grid up to a longest context and a largest batch; `quick` is coarse and takes few values."""
     most = min(MAX_PREFILL_TOKENS, max_context_tokens * max_sequences)
@@ -103,18 +122,10 @@ def measure_iterations(
     Raises:
         ConfigError: the KV of the largest cell does not fit into memory.
     """
-    cache = _cache(model, spec)
-    cells, order = list(spec.cells), random.Random(SEED)
-    values: dict[tuple[int, int, int], list[float]] = {cell: [] for cell in cells}
-    began_s = clock()
-    for number in range(spec.passes + 1):
-        for cell in order.sample(cells, len(cells)):
-            seconds = _iteration(model, cache, synthetic_batch(*cell), clock)
-            if number:
-                values[cell].append(seconds)
-        kind = f"pass {number} of {spec.passes}" if number else "warm-up"
-        tell(f"{kind}: {len(cells)} cells, {clock() - began_s:.1f} s so far")
-    medians = {cell: round(statistics.median(taken), DECIMALS) for cell, taken in values.items()}
+    tokens = spec.slots * spec.context_tokens[-1]
+    with _out_of_memory(tokens * kv_bytes_per_token(model)):
+        cache = KvCache(model.architecture, spec.slots, spec.context_tokens[-1], model.place)
+        medians = _medians(model, cache, spec, tell, clock)
     # What an iteration costs before its first token is not to be had without one; a single token comes closest.
     fixed_s = medians[0, spec.decoding[1], spec.context_tokens[0]]
     return IterationTimes(
@@ -173,14 +184,24 @@ def device_name(model: Model, machine: str) -> str:
     return f"{machine}, {threads} {'thread' if threads == 1 else 'threads'}"
 
 
+def _medians(
+    model: Model, cache: KvCache, spec: GridSpec, tell: Tell, clock: Clock
+) -> dict[tuple[int, int, int], float]:
+    cells, order = list(spec.cells), random.Random(SEED)
+    values: dict[tuple[int, int, int], list[float]] = {cell: [] for cell in cells}
+    began_s = clock()
+    for number in range(spec.passes + 1):
+        for cell in order.sample(cells, len(cells)):
+            seconds = _iteration(model, cache, synthetic_batch(*cell), clock)
+            if number:
+                values[cell].append(seconds)
+        kind = f"pass {number} of {spec.passes}" if number else "warm-up"
+        tell(f"{kind}: {len(cells)} cells, {clock() - began_s:.1f} s so far")
+    return {cell: round(statistics.median(taken), DECIMALS) for cell, taken in values.items()}
+
+
 def _axis(*points: int) -> Axis:
     return tuple(sorted(set(points)))
-
-
-def _cache(model: Model, spec: GridSpec) -> KvCache:
-    tokens = spec.slots * spec.context_tokens[-1]
-    with _out_of_memory(tokens * kv_bytes_per_token(model)):
-        return KvCache(model.architecture, spec.slots, spec.context_tokens[-1], model.place)
 
 
 @contextmanager
@@ -188,10 +209,10 @@ def _out_of_memory(size_bytes: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error):
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
         raise ConfigError(
-            f"profile: {format_bytes(size_bytes)} of KV for the largest cell do not fit into memory; "
+            f"profile: {format_bytes(size_bytes)} of KV for the largest cell, and what it computes, do not fit into memory; "
             "want a smaller --max-sequences or --max-context"
         ) from error
 
