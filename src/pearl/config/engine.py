@@ -1,5 +1,6 @@
 """`[engine]` and `[sampling]`: rollout workers and how they draw tokens."""
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -37,6 +38,12 @@ class EngineConfig(Section):
         "recompute", description="What running requests do when new weights arrive."
     )
     threads: int = Field(1, ge=1, description="CPU threads per worker; more than one collapses on busy machines.")
+    pacing: Path | None = Field(
+        None,
+        description="A file of `pearl profile`: iterations last as long as it says, to act as another device; "
+        "relative to the current directory.",
+    )
+    time_scale: float = Field(1.0, gt=0, description="With pacing: times of the profile are multiplied by this.")
 
 
 class SamplingConfig(Section):

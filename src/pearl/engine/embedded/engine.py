@@ -20,6 +20,7 @@ from pearl.config.engine import EngineConfig
 from pearl.engine.embedded.attention import Batch, Ints
 from pearl.engine.embedded.kv import CopyTransport, KvExports, KvTransport, import_kv, kv_refusal
 from pearl.engine.embedded.model import KvCache, Model
+from pearl.engine.embedded.pace import Pace
 from pearl.engine.embedded.sampling import Draw, draw, uniform
 from pearl.engine.embedded.scheduler import Scheduler, refusal
 from pearl.engine.embedded.slots import SlotTable
@@ -49,16 +50,19 @@ class EmbeddedEngine:
         version: WeightVersion = INITIAL_VERSION,
         transport: KvTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
     ) -> None:
         """Read the model if a folder is given; sets torch's thread count for the calling thread.
 
-        `clock` is what handles expire by: that of the event loop around.
+        `clock` is what handles expire by: that of the event loop around. `pace` replaces that of the configuration.
 
         Raises:
             ModelError: the folder does not hold a supported checkpoint.
-            ConfigError: the model has fewer positions than `config.max_context_tokens`; there is no such device.
+            ConfigError: the model has fewer positions than `config.max_context_tokens`; there is no such device; the file
+                of `config.pacing` is no profile.
         """
         torch.set_num_threads(config.threads)
+        self._pace = Pace.read(config) if pace is None else pace
         place = Place.of(config.device, config.dtype)
         self._model = model if isinstance(model, Model) else Model.read(model, place)
         positions = self._model.architecture.max_positions
@@ -187,6 +191,7 @@ class EmbeddedEngine:
             computed_prompt_tokens=self._computed_prompt_tokens,
             iterations=self._iterations,
             busy_s=self._busy_s,
+            late_iterations=0 if self._pace is None else self._pace.late_iterations,
         )
 
     # -- iterations -------------------------------------------------------------------------------------------------
@@ -194,6 +199,8 @@ class EmbeddedEngine:
     def step(self) -> bool:
         """Run one iteration; False when there was nothing to do."""
         began_s = time.perf_counter()
+        if self._pace is not None:
+            self._pace.begin()
         cache = self._cache
         if cache is None:
             return False
@@ -205,6 +212,8 @@ class EmbeddedEngine:
         if batch is None:
             return False
         self._iterate(cache, batch)
+        if self._pace is not None:
+            self._pace.end(batch)
         self._iterations += 1
         self._busy_s += time.perf_counter() - began_s
         return True
