@@ -12,7 +12,10 @@ class EngineConfig(Section):
     """`[engine]`."""
 
     kind: Literal["embedded"] = Field("embedded", description="`embedded`: pearl's own engine on torch.")
-    shape: str = Field("1C", description="Rollout workers, e.g. `2C`: two colocated workers.")
+    shape: str = Field(
+        "1C",
+        description="Rollout workers, e.g. `2C`: two colocated workers; `1P2D`: one for prefill, two for decode.",
+    )
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="Where it computes; `auto`: a GPU where there is one."
     )
@@ -25,6 +28,16 @@ class EngineConfig(Section):
         ge=0,
         description="Tokens that a worker's KV cache holds, in slots of max_context_tokens (one shorter slot if less); "
         "slots beyond max_sequences keep prefixes. 0: max_sequences slots.",
+    )
+    append_prefill_tokens: int = Field(
+        64,
+        ge=0,
+        description="A decode worker that holds a trajectory's prefix computes up to this many new context tokens itself; "
+        "beyond it a prefill worker does. 0: always a prefill worker.",
+    )
+    readback: bool = Field(
+        True,
+        description="KV of what a decode worker generated goes back to the prefill worker, which then need not compute it.",
     )
     kv_ttl_s: float = Field(30, gt=0, description="KV that nobody fetched is given up after this long.")
     max_context_tokens: int = Field(256, ge=2, description="Longest context of one trajectory, in tokens.")

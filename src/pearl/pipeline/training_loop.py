@@ -13,7 +13,7 @@ from pearl.errors import RunFailed, WorkerLost
 from pearl.pipeline.batch import assemble
 from pearl.pipeline.concurrency import GuardExpired, guard
 from pearl.pipeline.rollout import Rollout, RolloutProgress
-from pearl.pipeline.router import RouterCounts
+from pearl.pipeline.turns import RouterCounts
 from pearl.pipeline.workers import Workers
 from pearl.ports import EngineStats, JournalSink, Trainer, WeightStore
 from pearl.records.ids import WeightVersion

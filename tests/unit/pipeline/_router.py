@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from pearl.pipeline.concurrency import Nursery
-from pearl.pipeline.router import Router, TurnJob
+from pearl.pipeline.router import Router
+from pearl.pipeline.turns import TurnJob
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.tokens import Floats, TokenIds
 from pearl.records.training import LoadMode, LoadReport, Manifest

@@ -51,7 +51,7 @@ def test_a_decode_needs_kv_that_its_owner_still_has(fault: str) -> None:
         elif fault == "expired":
             await asyncio.sleep(6)
         else:
-            handed = replace(handed, context=handed.context[:10])
+            handed = replace(handed, context=handed.context[:9])
         reader = Reader(decode)
         await decode.submit([handed])
         await asyncio.sleep(1)
