@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,17 @@ def test_only_ray_may_be_missing(
         assert result.stderr == (
             "profile: torch not installed; install the train extra: pip install 'pearl-rl[train]'\n"
         )
+
+
+def test_what_may_be_missing_is_not_imported() -> None:
+    code = (
+        "import sys\n"
+        f"for name in {profile_command._NOT_NEEDED!r}:\n    sys.modules[name] = None\n"
+        "import pearl.cluster.profile as profile\n"
+        "print(profile.find_spec('ray'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
 
 
 def test_a_tiny_model(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
