@@ -17,8 +17,8 @@ from pearl.errors import ConfigError
 from pearl.units import GIB, format_bytes, format_duration
 
 _LABEL_WIDTH = 12
-_NOT_NEEDED = ("psutil", "ray", "tensorboard", "tokenizers")
-"""Of the train extra: only Ray is used at all, and its part is left out where it is missing."""
+_NOT_NEEDED = ("psutil", "ray", "tensorboard")
+"""Of the train extra: of these only Ray is used, and its part is left out where it is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,7 +80,7 @@ def measure_profile(request: ProfileRequest, tell: Tell) -> PlatformProfile:
     budget_bytes = kv_budget_bytes(model, request.kv_bytes) or HOST_KV_BYTES
     spec = grid_spec(config.max_context_tokens, config.max_sequences, quick=request.quick)
     times = measure_iterations(model, spec, tell=lambda text: tell("iterations", text))
-    repeats = 3 if request.quick else 7
+    repeats = 3 if request.quick else 9
     with tempfile.TemporaryDirectory(prefix="pearl-profile-", dir=shared_memory_root()) as folder:
         tell("states", "loading weights, sleeping, waking")
         manifest = export_checkpoint(request.model, architecture, Path(folder) / "weights.safetensors")

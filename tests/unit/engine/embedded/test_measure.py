@@ -120,17 +120,38 @@ class TestIterations:
     def test_cells_take_turns(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each pass holds every cell once, in an order of its own."""
         seen: list[float] = []
+        clock = Clock()
 
         def forward(_: Model, cache: KvCache, batch: Batch, token_ids: Ints, wanted: Ints) -> torch.Tensor:
             seen.append(seconds_of(batch))
+            clock.now_s += 1
             return torch.zeros(len(wanted), model.architecture.vocabulary)
 
         monkeypatch.setattr(Model, "forward", forward)
-        measure_iterations(model, SPEC)
+        measure_iterations(model, SPEC, clock=clock)
         passes = [tuple(seen[start : start + 16]) for start in range(0, len(seen), 16)]
         assert len(passes) == 6
         assert len(set(passes)) == 6
         assert {tuple(sorted(one)) for one in passes} == {tuple(sorted(set(seen)))}
+
+    def test_short_iterations_run_several_times_a_visit_and_the_fastest_counts(
+        self, model: Model, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec = GridSpec(prefill_tokens=(0, 2), decoding=(0, 1), context_tokens=(2,), passes=3)
+        clock, runs = Clock(), {(0, 1): 0, (1, 0): 0, (1, 1): 0}
+        # Five short ones a visit; three until 30 ms are over; one that is longer by itself.
+        costs = {(0, 1): [0.005, 0.004, 0.001, 0.002, 0.003], (1, 0): [0.02, 0.005, 0.006], (1, 1): [0.5]}
+
+        def forward(_: Model, cache: KvCache, batch: Batch, token_ids: Ints, wanted: Ints) -> torch.Tensor:
+            cell = (int((batch.counts > 1).any()), int((batch.counts == 1).sum()))
+            clock.now_s += costs[cell][runs[cell] % len(costs[cell])]
+            runs[cell] += 1
+            return torch.zeros(len(wanted), model.architecture.vocabulary)
+
+        monkeypatch.setattr(Model, "forward", forward)
+        times = measure_iterations(model, spec, clock=clock)
+        assert times.cells_s == (((0.001,), (0.001,)), ((0.005,), (0.5,)))
+        assert runs == {(0, 1): 20, (1, 0): 12, (1, 1): 4}
 
     def test_the_real_model_runs_every_cell(self, model: Model) -> None:
         times = measure_iterations(model, SPEC)
