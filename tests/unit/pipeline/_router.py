@@ -139,7 +139,14 @@ class Puppet:
         return request
 
     def say(
-        self, request: TurnRequest, ids: list[int], *, offset: int = 0, end: EndReason | None = None, error: str = ""
+        self,
+        request: TurnRequest,
+        ids: list[int],
+        *,
+        offset: int = 0,
+        end: EndReason | None = None,
+        error: str = "",
+        kv: KvHandle | None = None,
     ) -> None:
         self.chunks.put(
             Chunk(
@@ -149,6 +156,7 @@ class Puppet:
                 logprobs=Floats([-token / 8 for token in ids]),
                 versions=Versions.of([(0, len(ids))]),
                 end=end,
+                kv=kv,
                 error=error or None,
             )
         )
