@@ -222,7 +222,8 @@ class Router:
 
     async def _hand_off(self, turn: Turn, trail: Trail, prefill: Seat, generator: Seat) -> None:
         """The first token from the prefill worker, the rest from the generator."""
-        trajectory, readback = turn.job.trajectory, self._take_readback(turn, trail)
+        trajectory = turn.job.trajectory
+        readback = self._take_readback(trajectory, trail, prefill)
         generator.load += 1
         try:
             first, end = await self._request(
@@ -259,13 +260,14 @@ class Router:
             self._give_back(trajectory, trail.readback)
             trail.readback = rest.kv
 
-    def _take_readback(self, turn: Turn, trail: Trail) -> KvHandle | None:
-        """The handle that is kept for the next prefill, unless it has expired."""
+    def _take_readback(self, trajectory: TrajectoryId, trail: Trail, prefill: Seat) -> KvHandle | None:
+        """The handle that was kept for the next prefill, unless it has expired or tells this worker nothing."""
         handle, trail.readback = trail.readback, None
         if handle is None:
             return None
-        if handle.expires_s <= asyncio.get_running_loop().time():
-            self._give_back(turn.job.trajectory, handle)
+        expired = handle.expires_s <= asyncio.get_running_loop().time()
+        if expired or not handle.start <= trail.held.get(prefill.id, 0) < handle.tokens:
+            self._give_back(trajectory, handle)
             return None
         self.counts.readbacks += 1
         return handle

@@ -137,14 +137,7 @@ class Seat:
         while not self.lost:
             await self._wake.wait()
             self._wake.clear()
-            outbox, self._outbox = self._outbox, []
-            requests = [
-                request
-                for request in outbox
-                if (pending := self.inflight.get(request.id)) is not None and not pending.ended.done()
-            ]
-            if len(requests) < len(outbox):
-                self._forget([request for request in outbox if request.id not in self.inflight])
+            requests = self._take_outbox()
             interrupts, self._interrupts = self._interrupts, []
             releases, self._releases = self._releases, []
             try:
@@ -159,6 +152,23 @@ class Seat:
                 self._refuse(requests, str(error))
             except (WorkerLost, GuardExpired) as error:
                 self.on_lost(self, str(error))
+
+    def _take_outbox(self) -> list[TurnRequest]:
+        """What is to be sent: all but what was given up meanwhile."""
+        outbox, self._outbox = self._outbox, []
+        wanted: list[TurnRequest] = []
+        dropped: list[TurnRequest] = []
+        for request in outbox:
+            pending = self.inflight.get(request.id)
+            if pending is not None and not pending.ended.done():
+                wanted.append(request)
+                continue
+            dropped.append(request)
+            if pending is not None:
+                pending.working = False
+        if dropped:
+            self._forget(dropped)
+        return wanted
 
     def _forget(self, requests: list[TurnRequest]) -> None:
         """The engine never had them."""

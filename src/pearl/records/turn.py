@@ -172,5 +172,5 @@ class Completion:
     end: EndReason
     """STOP or LENGTH."""
     workers: tuple[WorkerId, ...] = field(default=())
-    """In order of use; more than one means that the turn was continued elsewhere."""
+    """In order of use; more than one means that the turn was handed over or continued elsewhere."""
     computed_prompt_tokens: int = 0
