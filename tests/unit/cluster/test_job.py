@@ -70,7 +70,7 @@ def test_a_model_that_cannot_be_used_is_named_before_anything_starts(
     shutil.copytree(tiny_model, folder)
     if damage == "architecture":
         config = folder / "config.json"
-        config.write_text(config.read_text().replace("qwen3", "llama").replace("Qwen3", "Llama"))
+        config.write_text(config.read_text().replace("qwen3", "gpt2"))
     else:
         weights = folder / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:500])
