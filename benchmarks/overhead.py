@@ -41,7 +41,13 @@ WORKERS = 2
 STOP = 0
 
 PARTS = {
-    "router": ("pipeline/router.py",),
+    "router": (
+        "pipeline/router.py",
+        "pipeline/placement.py",
+        "pipeline/seat.py",
+        "pipeline/trails.py",
+        "pipeline/turns.py",
+    ),
     "agent_loop": ("pipeline/agent_loop.py",),
     "groups": ("pipeline/group.py", "pipeline/rollout.py", "core/admission.py", "pipeline/tasks.py"),
     "training_loop": ("pipeline/training_loop.py", "pipeline/batch.py"),

@@ -65,8 +65,9 @@ Values that are fine one by one are also checked together:
 - `environment.slots >= rollout.group_size`: the trajectories of a group run side by side.
 - `engine.max_context_tokens >= rollout.max_context_tokens`: a worker must hold the longest trajectory.
 - `sampling.max_new_tokens < rollout.max_context_tokens`: a turn needs room for its prompt.
-- `engine.shape` must be a shape that the engine can be laid out in; the embedded engine serves colocated workers of one
-  GPU (or share of the CPU) each: `1C`, `2C`, ... See [shape](glossary.md#shape).
+- `engine.kv_budget_tokens >= rollout.max_context_tokens`, unless 0: a worker must hold the longest trajectory.
+- `engine.shape` must be a shape that the engine can be laid out in; each worker of the embedded engine has one GPU (or share
+  of the CPU): `2C`, `1P2D`, `2P2D+1C`, ... See [shape](glossary.md#shape).
 """
 
 

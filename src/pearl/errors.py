@@ -33,6 +33,10 @@ class ModelError(UserError):
     """A model folder is missing, damaged, or of an unsupported architecture."""
 
 
+class ProfileError(UserError):
+    """A platform profile is not one: the message names the field, what was got and what is allowed."""
+
+
 class StateError(PearlError):
     """An event contradicts the GPU-worker-role state; the state is unchanged."""
 

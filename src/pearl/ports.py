@@ -52,6 +52,8 @@ class EngineStats:
     iterations: int
     busy_s: float
     """Time inside iterations."""
+    late_iterations: int = 0
+    """Iterations that took longer than the pace asked for; 0 without pacing."""
 
 
 class Engine(Protocol):
@@ -71,7 +73,7 @@ class Engine(Protocol):
         """End running requests at the next token boundary, losing none; unknown ids are ignored."""
 
     async def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
-        """Forget the cached prefix of a trajectory, and a handle."""
+        """Forget a handle if one is given, else the cached prefix of a trajectory; unknown ones are ignored."""
 
     async def load(self, manifest: Manifest, mode: LoadMode) -> LoadReport:
         """Take new weights between two iterations.

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 
 from pearl.core.state import Role
 from pearl.ports import GpuSourceEvent, WorkerSpec
@@ -9,7 +10,7 @@ from pearl.records.ids import GpuId, GroupId, TaskId, TrajectoryId, WeightVersio
 from pearl.records.tokens import Floats, TokenCount, TokenIds, Tokens
 from pearl.records.training import Manifest, TrainingBatch, TrainingSample
 from pearl.records.trajectory import Task
-from pearl.records.turn import Versions
+from pearl.records.turn import KvHandle, Versions
 from pearl.testing.codec import CountCodec, FakeCodec
 from pearl.testing.contracts.codec import CodecContract, CodecSubject
 from pearl.testing.contracts.engine import EngineContract, EngineSubject
@@ -48,12 +49,24 @@ def _engine_subject(engine: FakeEngine) -> EngineSubject:
     async def kill() -> None:
         engine.kill()
 
+    async def sleep() -> None:
+        engine.sleep()
+
+    async def wake() -> None:
+        engine.wake()
+
+    def foreign_handle(handle: KvHandle) -> KvHandle:
+        return replace(handle, payload=replace(handle.payload, model_hash="0123456789abcdef"))
+
     return EngineSubject(
         engine=engine,
         vocab=engine.config.vocab,
         manifest=_manifest,
         foreign_manifest=_foreign_manifest,
         kill=kill,
+        sleep=sleep,
+        wake=wake,
+        foreign_handle=foreign_handle,
     )
 
 

@@ -190,9 +190,11 @@ class TestJournalWriter(JournalSinkContract):
         assert count_dropped(self.folder, "turns") == writer.dropped.get("turns", 0)
 
 
+@pytest.mark.integration
+@pytest.mark.usefixtures("local_ray")
 class TestRayEngine(EngineContract):
     long_tokens = 300
-    supports_pd = False
+    takes_kv_back = False
     logprob_tolerance = 1e-5
 
     @pytest.fixture(autouse=True)
@@ -226,8 +228,11 @@ class TestRayEngine(EngineContract):
         async def kill() -> None:
             handle.die()
 
+        engine = RayEngine(handle, worker)
         return EngineSubject(
-            engine=RayEngine(handle, worker),
+            engine=engine,
+            sleep=engine.sleep,
+            wake=engine.wake,
             vocab=VOCABULARY,
             manifest=manifest,
             foreign_manifest=foreign,

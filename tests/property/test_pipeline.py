@@ -2,7 +2,8 @@
 
 Invariants, whatever happens (`FakeWorld.check_ledger`): each trajectory and group ends once; every slot and worker is
 given back; no trajectory is trained twice, after a fault, or staler than allowed; every trained token is one that an
-engine delivered; the run ends, or fails because a bound that the recipe states was passed.
+engine delivered; no worker has two requests of one trajectory; the run ends, or fails because a bound that the recipe
+states was passed.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pearl.core.shape import parse_shape
+from pearl.core.state import Role
 from pearl.errors import RunFailed
 from pearl.records.ids import WorkerId
 from pearl.records.journal import StepEntry
 from pearl.records.trajectory import Task
 from pearl.records.turn import TurnRequest
-from pearl.testing.engine import FakeEngineConfig
+from pearl.testing.engine import FakeEngine, FakeEngineConfig
 from pearl.testing.environment import AT_OPEN, AT_RESET, Behaviour, Fault
 from pearl.testing.virtual_time import run_virtual
 from pearl.testing.world import FakeWorld, fake_recipe
@@ -49,7 +52,11 @@ class WorkerFault:
 class Schedule:
     seed: int
     steps: int
-    workers: int
+    shape: str
+    append_prefill_tokens: int
+    readback: bool
+    kv_ttl_s: float
+    role_s: float
     groups_per_batch: int
     group_size: int
     spare_slots: int
@@ -66,12 +73,19 @@ class Schedule:
     faults: tuple[WorkerFault, ...]
 
 
-KINDS = ("kill", "hang", "mute", "fail_requests", "unwell", "fail_start", "slow_start", "damage")
+ROLES = {"to_prefill": Role.PREFILL, "to_decode": Role.DECODE, "to_colocated": Role.COLOCATED}
+KINDS = (
+    *("kill", "hang", "mute", "fail_requests", "unwell", "fail_start", "slow_start", "damage"),
+    *ROLES,
+    "fail_role",
+    "forget_kv",
+)
+SHAPES = ("1C", "2C", "3C", "1P1D", "1P2D", "2P1D", "1P1D1C", "2P2D+1C")
 
 worker_faults = st.builds(
     WorkerFault,
     at_s=st.one_of(st.just(0.0), st.floats(0, 5), st.floats(0, 60)),
-    worker=st.integers(0, 2),
+    worker=st.integers(0, 4),
     kind=st.sampled_from(KINDS),
 )
 
@@ -79,7 +93,11 @@ schedules = st.builds(
     Schedule,
     seed=st.integers(0, 2**20),
     steps=st.integers(1, 5),
-    workers=st.integers(1, 3),
+    shape=st.sampled_from(SHAPES),
+    append_prefill_tokens=st.sampled_from([0, 4, 64]),
+    readback=st.booleans(),
+    kv_ttl_s=st.sampled_from([0.05, 3.0, 60.0]),
+    role_s=st.sampled_from([0.0, 1.0, 40.0]),
     groups_per_batch=st.integers(1, 3),
     group_size=st.integers(1, 3),
     spare_slots=st.integers(0, 12),
@@ -93,7 +111,7 @@ schedules = st.builds(
     start_s=st.sampled_from([0.0, 4.0]),
     env_fault_rate=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     slow_rate=st.sampled_from([0.0, 0.05]),
-    faults=st.lists(worker_faults, max_size=8).map(tuple),
+    faults=st.lists(worker_faults, max_size=10).map(tuple),
 )
 
 
@@ -122,7 +140,12 @@ def make_world(schedule: Schedule) -> FakeWorld:
     recipe = fake_recipe(
         run={"steps": schedule.steps, "seed": schedule.seed},
         environment={"kind": "fake", "slots": schedule.group_size + schedule.spare_slots},
-        engine={"shape": f"{schedule.workers}C", "on_load": schedule.on_load},
+        engine={
+            "shape": schedule.shape,
+            "on_load": schedule.on_load,
+            "append_prefill_tokens": schedule.append_prefill_tokens,
+            "readback": schedule.readback,
+        },
         sampling={"max_new_tokens": 12},
         rollout={
             "groups_per_batch": schedule.groups_per_batch,
@@ -141,38 +164,65 @@ def make_world(schedule: Schedule) -> FakeWorld:
         weights={"timeout_s": 40},
         checkpoint={"every_steps": 2},
     )
-    return FakeWorld(
+    world = FakeWorld(
         recipe,
-        engine=FakeEngineConfig(token_s=0.1, load_s=schedule.load_s, progress_interval_s=0.3),
+        engine=FakeEngineConfig(
+            token_s=0.1,
+            load_s=schedule.load_s,
+            progress_interval_s=0.3,
+            kv_ttl_s=schedule.kv_ttl_s,
+            on_load=schedule.on_load,
+        ),
         output_tokens=output_tokens,
         script=_script(schedule),
         train_s=lambda batch: random.Random(f"{schedule.seed}|{batch.version}").choice([0.0, 2.0, 10.0]),
         start_s=schedule.start_s,
     )
+    world.fleet.role_s = schedule.role_s
+    return world
 
 
 async def _inject(world: FakeWorld, schedule: Schedule) -> None:
     loop = asyncio.get_running_loop()
+    workers = parse_shape(schedule.shape).workers
+    changes: list[asyncio.Task[str | None]] = []
     for fault in sorted(schedule.faults, key=lambda one: one.at_s):
         await asyncio.sleep(fault.at_s - loop.time())
-        worker = WorkerId(fault.worker % schedule.workers)
+        worker = WorkerId(fault.worker % workers)
         engine = world.fleet.engines.get(worker)
-        match fault.kind:
-            case "fail_start":
-                world.fleet.fail_next_start(worker)
-            case "slow_start":
-                world.fleet.delay_next_start(worker, 31.0)
-            case "unwell":
-                world.fleet.report_unwell(worker)
-            case "damage":
-                if world.weights.kept:
-                    world.weights.damage(world.weights.kept[-1], "head")
-            case "kill" if engine is not None:
-                engine.kill()
-            case "hang" | "mute" if engine is not None:
-                engine.hang(mute=fault.kind == "mute")
-            case "fail_requests" if engine is not None:
-                engine.fail_next(5)
+        if fault.kind in ROLES and world.workers is not None:
+            changes.append(loop.create_task(world.workers.set_role(worker, ROLES[fault.kind])))
+        elif engine is not None:
+            _disturb(engine, fault.kind)
+        _disturb_fleet(world, worker, fault.kind)
+    await asyncio.gather(*changes)
+
+
+def _disturb(engine: FakeEngine, kind: str) -> None:
+    match kind:
+        case "kill":
+            engine.kill()
+        case "hang" | "mute":
+            engine.hang(mute=kind == "mute")
+        case "fail_requests":
+            engine.fail_next(5)
+        case "forget_kv":
+            engine.kv.forget_all()
+
+
+def _disturb_fleet(world: FakeWorld, worker: WorkerId, kind: str) -> None:
+    match kind:
+        case "fail_start":
+            world.fleet.fail_next_start(worker)
+        case "fail_role":
+            world.fleet.fail_next_role(worker)
+        case "slow_start":
+            world.fleet.delay_next_start(worker, 31.0)
+        case "unwell":
+            world.fleet.report_unwell(worker)
+        case "damage":
+            if world.weights.kept:
+                world.weights.damage(world.weights.kept[-1], "head")
 
 
 def play(schedule: Schedule) -> tuple[FakeWorld, RunFailed | None]:
@@ -193,9 +243,20 @@ def play(schedule: Schedule) -> tuple[FakeWorld, RunFailed | None]:
     return world, run_virtual(work())
 
 
+def _check_requests(world: FakeWorld) -> None:
+    for engine in world.fleet.past_engines:
+        running: dict[str, str] = {}
+        for one in engine.delivered:
+            request = one.chunk.request
+            assert running.setdefault(one.trajectory, request) == request, "two requests of a trajectory on one worker"
+            if one.chunk.end is not None:
+                del running[one.trajectory]
+
+
 def check(schedule: Schedule) -> None:
     world, failed = play(schedule)
     world.check_ledger()
+    _check_requests(world)
     steps = [entry.version for entry in world.journal.of(StepEntry)]
     assert steps == list(range(1, len(steps) + 1))
     if failed is None:

@@ -17,6 +17,8 @@ from typer.main import get_command
 
 from examples.ticket_desk import TicketDesk
 from pearl.cli.main import app
+from pearl.config.engine import EngineConfig
+from pearl.core.profile import PlatformProfile, parse_profile
 from pearl.env.base import TextEnvironment
 from pearl.env.validate import check_reply
 from pearl.records.journal import STREAMS, JournalEntry
@@ -191,6 +193,18 @@ def test_recipe_snippets_are_the_examples() -> None:
     for page in (ROOT / "README.md", ROOT / "docs" / "writing-an-environment.md"):
         (snippet,) = blocks(page, "toml")
         assert tomllib.loads(snippet)["environment"] == recipe["environment"]
+
+
+def test_the_profile_page_shows_a_whole_profile_and_keys_that_exist() -> None:
+    page = ROOT / "docs" / "profiling.md"
+    (file,), (snippet,) = blocks(page, "json"), blocks(page, "toml")
+    parse_profile(file)
+    fields = {field.name for field in dataclasses.fields(PlatformProfile)}
+    table = text_of(page).split("| field | meaning |")[1].split("\n\n")[0]
+
+    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))))
+    assert listed == fields
+    assert tomllib.loads(snippet)["engine"].keys() <= EngineConfig.model_fields.keys()
 
 
 def journal_section(stream: str) -> str:

@@ -27,9 +27,11 @@ REGISTRY = re.compile(r"pypi\.|pythonhosted\.|download\.pytorch|registry\.npm|in
 HEAVY = ("ray", "safetensors", "tensorboard", "tokenizers", "torch", "transformers")
 LIGHT = (
     "pearl.cli.main",
+    "pearl.cli.profile",
     "pearl.cli.train",
     "pearl.config.load",
     "pearl.core.admission",
+    "pearl.core.profile",
     "pearl.core.shape",
     "pearl.pipeline.run",
     "pearl.testing.world",

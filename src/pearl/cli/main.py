@@ -101,6 +101,55 @@ def train(
         go_on(resume, arguments or [])
 
 
+@app.command()
+def profile(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="Folder of a Hugging Face checkpoint.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where the profile goes; by default MODEL.profile.json, here.", show_default=False
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A coarse grid and few values: a rough profile, fast.")
+    ] = False,
+    max_context: Annotated[
+        int | None,
+        typer.Option(
+            min=16,
+            help="Longest context of the grid, in tokens; by default the model's, at most 2048.",
+            show_default=False,
+        ),
+    ] = None,
+    max_sequences: Annotated[int, typer.Option(min=1, help="Largest batch of the grid.")] = 64,
+    kv_gib: Annotated[
+        float | None,
+        typer.Option(
+            "--kv-gib", help="Memory for KV; by default most of what a GPU has free, 1 on a CPU.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Measure how fast a model is on this machine."""
+    from pearl.cli.profile import ProfileOptions, run_profile
+
+    run_profile(
+        ProfileOptions(
+            model=model,
+            out=out,
+            device=device,
+            dtype=dtype,
+            quick=quick,
+            max_context_tokens=max_context,
+            max_sequences=max_sequences,
+            kv_gib=kv_gib,
+        )
+    )
+
+
 @config_app.command("show")
 def config_show(
     arguments: _Arguments, as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from pearl.config.check import Problem
 from pearl.config.load import LoadedRecipe, load_recipe
 from pearl.config.recipe import Recipe
-from pearl.core.shape import parse_shape
-from pearl.core.state import Role
+from pearl.core.shape import Pool, Shape, parse_shape
 from pearl.errors import ConfigError, ShapeError
 
 
@@ -50,18 +50,14 @@ def check_shape(recipe: Recipe) -> Sequence[Problem]:
         shape = parse_shape(text)
     except ShapeError as error:
         return [_shape_problem(str(error).removeprefix("shape: "))]
-    if any(role is not Role.COLOCATED for role, _ in shape.roles()):
+    if any(pool.tp > 1 for pool in shape.pools):
+        gpus = Counter({role: 0 for role, _ in shape.roles()})
+        for role, tp in shape.roles():
+            gpus[role] += tp
+        spread = Shape(tuple(Pool(role=role, workers=count) for role, count in gpus.items()))
         return [
             _shape_problem(
-                f'got "{text}", want colocated workers only, e.g. "{shape.workers}C" '
-                "(this version of the embedded engine serves no prefill or decode workers)"
-            )
-        ]
-    if any(tp > 1 for _, tp in shape.roles()):
-        return [
-            _shape_problem(
-                f'got "{text}", want tp 1, e.g. "{shape.gpus}C" '
-                "(the embedded engine does not spread a worker over GPUs)"
+                f'got "{text}", want tp 1, e.g. "{spread}" (the embedded engine does not spread a worker over GPUs)'
             )
         ]
     return []

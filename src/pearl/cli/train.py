@@ -26,7 +26,7 @@ def begin(arguments: Sequence[str]) -> None:
         UserError: the recipe, the installation or the place for the run folder is not fine.
     """
     loaded = load_arguments(arguments)
-    require_train_extra()
+    require_train_extra("train")
     _preflight(loaded.recipe)
     _run(loaded.recipe, RunFolder.create(loaded.recipe, loaded.origins), resume=False)
 
@@ -51,7 +51,7 @@ def go_on(run: Path, arguments: Sequence[str]) -> None:
             )
     folder = RunFolder.open(run)
     loaded = load_recipe(folder.recipe_file, overrides, checks=(check_shape,))
-    require_train_extra()
+    require_train_extra("train")
     _preflight(loaded.recipe)
     if overrides:
         changed = {key: origin for key, origin in loaded.origins.items() if origin.kind == "override"}
@@ -59,15 +59,17 @@ def go_on(run: Path, arguments: Sequence[str]) -> None:
     _run(loaded.recipe, folder, resume=True)
 
 
-def require_train_extra() -> None:
-    """Refuse early and in plain words what would fail later with an ImportError.
+def require_train_extra(command: str, *, without: Sequence[str] = ()) -> None:
+    """Refuse early and in plain words what would fail later with an ImportError; `without` may be missing.
 
     Raises:
         UserError: a package of the train extra is missing.
     """
-    missing = [package for package in EXTRAS["train"] if find_spec(package) is None]
+    missing = [package for package in EXTRAS["train"] if package not in without and find_spec(package) is None]
     if missing:
-        raise UserError(f"train: {', '.join(missing)} not installed; install the train extra: {pip_command('train')}")
+        raise UserError(
+            f"{command}: {', '.join(missing)} not installed; install the train extra: {pip_command('train')}"
+        )
 
 
 def _preflight(recipe: Recipe) -> None:

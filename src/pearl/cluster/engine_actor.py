@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pearl.cluster.calls import LINGER_S, answer
+from pearl.cluster.kv_transport import ObjectStoreTransport, fetched, shifted
 from pearl.config.engine import EngineConfig
 from pearl.engine.embedded.threaded import ThreadedEngine
 from pearl.errors import WorkerLost
@@ -38,7 +40,9 @@ class EngineActor:
 
     async def start(self) -> int:
         """Load the model; returns the process id."""
-        self._engine = await ThreadedEngine.create(self._model, self._config, worker=self._worker, epoch=self._epoch)
+        self._engine = await ThreadedEngine.create(
+            self._model, self._config, worker=self._worker, epoch=self._epoch, transport=ObjectStoreTransport()
+        )
         self._pump = asyncio.create_task(self._listen(self._engine))
         return os.getpid()
 
@@ -56,10 +60,18 @@ class EngineActor:
         if self._engine is None or method not in _METHODS:
             raise ValueError(f"engine actor: got method {method!r}, want one of {_METHODS} after start()")
         await self.release(releases)
+        if method == "submit":
+            return await self._submit(self._engine, *arguments)
         return await getattr(self._engine, method)(*arguments)
 
+    async def _submit(self, engine: ThreadedEngine, requests: Sequence[TurnRequest]) -> None:
+        # What has no KV to fetch does not wait for what has.
+        await engine.submit([request for request in requests if request.kv is None])
+        handed = [shifted(request, time.monotonic()) for request in requests if request.kv is not None]
+        await engine.submit(await asyncio.gather(*map(fetched, handed)))
+
     async def release(self, releases: Sequence[Release]) -> None:
-        """Forget some prefixes."""
+        """Forget some prefixes and handles."""
         if self._engine is not None:
             for trajectory, kv in releases:
                 await self._engine.release(trajectory, kv)
@@ -74,7 +86,7 @@ class EngineActor:
         except TimeoutError:
             return ()
         await asyncio.sleep(LINGER_S)
-        chunks, self._chunks = tuple(self._chunks), []
+        chunks, self._chunks = tuple(shifted(chunk, -time.monotonic()) for chunk in self._chunks), []
         if self._pump.done():
             if not chunks:
                 await self._pump
@@ -92,7 +104,7 @@ class EngineActor:
             self._said.set()
 
 
-_METHODS = ("info", "submit", "interrupt", "load", "stats")
+_METHODS = ("info", "submit", "interrupt", "load", "stats", "sleep", "wake")
 
 
 class RayEngine:
@@ -129,7 +141,7 @@ class RayEngine:
 
     async def submit(self, requests: Sequence[TurnRequest]) -> None:
         """Queue requests."""
-        await self._call("submit", list(requests))
+        await self._call("submit", [shifted(request, -_now_s()) for request in requests])
 
     async def interrupt(self, ids: Sequence[RequestId]) -> None:
         """End running requests, losing no token."""
@@ -146,6 +158,14 @@ class RayEngine:
         report: LoadReport = await self._call("load", manifest, mode)
         return report
 
+    async def sleep(self) -> None:
+        """Free weights and KV."""
+        await self._call("sleep")
+
+    async def wake(self) -> None:
+        """Take memory for KV again."""
+        await self._call("wake")
+
     async def stats(self) -> EngineStats:
         """Counters."""
         stats: EngineStats = await self._call("stats")
@@ -156,4 +176,8 @@ class RayEngine:
         while True:
             chunks: tuple[Chunk, ...] = await answer(self._actor.poll.remote(POLL_S), self._who)
             if chunks:
-                yield chunks
+                yield tuple(shifted(chunk, _now_s()) for chunk in chunks)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

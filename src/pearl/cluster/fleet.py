@@ -60,8 +60,8 @@ class RayFleet:
         return StartReport(started=tuple(actors), failed={}, seconds=loop.time() - began_s)
 
     def _spawn(self, spec: WorkerSpec) -> Any:
-        if spec.role is not Role.COLOCATED:
-            raise EngineError(f"worker {spec.worker}: got role {spec.role.value}, this engine serves colocated only")
+        if spec.role is Role.TRAINING:
+            raise EngineError(f"worker {spec.worker}: got role {spec.role.value}, want a role of rollout")
         self._epochs[spec.worker] = self._epochs.get(spec.worker, -1) + 1
         remote = ray.remote(num_cpus=0, max_restarts=0)(EngineActor)
         return remote.remote(str(self._model), self._config, spec.worker, self._epochs[spec.worker])
@@ -106,21 +106,27 @@ class RayFleet:
             end_actor(process.actor)
 
     async def sleep(self, workers: Sequence[WorkerId]) -> None:
-        """Not served by this engine."""
-        raise EngineError(f"workers {list(workers)}: this engine cannot sleep")
+        """Release weights and KV and keep the processes."""
+        engines = [self._engine(worker) for worker in workers]
+        for worker in workers:
+            self._epochs[worker] += 1  # as the engine does: a process that comes after it must not repeat an epoch
+        await asyncio.gather(*(engine.sleep() for engine in engines))
 
     async def wake(self, workers: Sequence[WorkerId]) -> None:
-        """Not served by this engine."""
-        raise EngineError(f"workers {list(workers)}: this engine cannot sleep")
+        """Take memory for KV again."""
+        await asyncio.gather(*(self._engine(worker).wake() for worker in workers))
 
     async def set_role(self, worker: WorkerId, role: Role) -> None:
-        """Only colocated is served."""
-        self.engine(worker)
-        if role is not Role.COLOCATED:
-            raise EngineError(f"worker {worker}: got role {role.value}, this engine serves colocated only")
+        """Nothing to do in the process: a role is only which requests a worker gets."""
+        self._engine(worker)
+        if role is Role.TRAINING:
+            raise EngineError(f"worker {worker}: got role {role.value}, want a role of rollout")
 
     def engine(self, worker: WorkerId) -> Engine:
         """The engine of a started worker."""
+        return self._engine(worker)
+
+    def _engine(self, worker: WorkerId) -> RayEngine:
         if worker not in self._processes:
             raise WorkerLost(f"worker {worker}: not started")
         return self._processes[worker].engine

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +23,7 @@ from pearl.config.recipe import Recipe
 from pearl.core.shape import parse_shape
 from pearl.core.state import Gpu, GpuOwner
 from pearl.engine.embedded.architecture import read_architecture
+from pearl.engine.embedded.pace import Pace
 from pearl.env.codec import ChatCodec
 from pearl.env.registry import build_environment, evaluation_params, player_factory
 from pearl.errors import ConfigError, ModelError, RunFailed
@@ -48,7 +49,8 @@ def preflight(recipe: Recipe) -> None:
 
     Raises:
         ModelError: the model folder is missing or has no usable tokenizer.
-        ConfigError: the environment cannot be made, or lacks what the recipe asks of it; too little memory for weights.
+        ConfigError: the environment cannot be made, or lacks what the recipe asks of it; too little memory for weights;
+            `engine.pacing` is no profile.
     """
     import_from_here()
     for name in ("config.json", "model.safetensors"):
@@ -59,6 +61,7 @@ def preflight(recipe: Recipe) -> None:
             )
     _check_weights(recipe.model.path)
     _check_budget(recipe)
+    Pace.read(recipe.engine)
     ChatCodec(recipe.model.path)
     kind, params = recipe.environment.kind, recipe.environment.params
     build_environment(kind, params).close()
@@ -129,6 +132,19 @@ class _Totals:
     busy_s: float = 0.0
     rollout_s: float = 0.0
     """Worker-seconds that busy_s is a part of."""
+    last_iterations: dict[int, tuple[int, int]] = field(default_factory=dict)
+    iterations: int = 0
+    late_iterations: int = 0
+
+    def count_iterations(self, now: Mapping[int, tuple[int, int]]) -> None:
+        """Add what workers have done since the last time; a restarted worker counts from zero again."""
+        for worker, (iterations, late) in now.items():
+            before, late_before = self.last_iterations.get(worker, (0, 0))
+            if iterations < before:
+                before, late_before = 0, 0
+            self.iterations += iterations - before
+            self.late_iterations += late - late_before
+            self.last_iterations[worker] = (iterations, late)
 
 
 class _Job:
@@ -241,6 +257,7 @@ class _Job:
         totals.last_at_s, totals.last_generated = outcome.at_s, outcome.router.generated_tokens
         totals.busy_s += busy_s
         totals.rollout_s += worker_s
+        totals.count_iterations(outcome.rollout_iterations)
         weighted = sum(staleness * count for staleness, count in batch.staleness_tokens.items())
         self.reporter.step(
             StepReport(
@@ -286,6 +303,9 @@ class _Job:
             rollout_idle_frac=1 - min(1.0, totals.busy_s / max(totals.rollout_s, 1e-9)),
             faults={status.value: count for status, count in result.faults.items()},
             restarts=result.worker_restarts + environment_restarts,
+            late_iterations_frac=totals.late_iterations / max(totals.iterations, 1)
+            if self.recipe.engine.pacing
+            else None,
         )
 
 

@@ -39,6 +39,14 @@ def check_recipe(recipe: Recipe) -> tuple[Problem, ...]:
                 f"{rollout.max_context_tokens} (a worker must hold the longest trajectory)",
             )
         )
+    if 0 < engine.kv_budget_tokens < rollout.max_context_tokens:
+        problems.append(
+            Problem(
+                keys=("engine.kv_budget_tokens", "rollout.max_context_tokens"),
+                text=f"got {engine.kv_budget_tokens}, want 0 or >= rollout.max_context_tokens = "
+                f"{rollout.max_context_tokens} (a worker must hold the longest trajectory)",
+            )
+        )
     if recipe.sampling.max_new_tokens >= rollout.max_context_tokens:
         problems.append(
             Problem(

@@ -23,7 +23,8 @@ from pearl.errors import (
     EnvironmentNonsense,
 )
 from pearl.pipeline.concurrency import GuardExpired, guard
-from pearl.pipeline.router import Router, TurnJob
+from pearl.pipeline.router import Router
+from pearl.pipeline.turns import TurnJob
 from pearl.ports import Codec, Environment, EnvironmentPool, JournalSink
 from pearl.records.ids import GroupId, TrajectoryId, WeightVersion
 from pearl.records.journal import TrajectoryEntry, TurnEntry

@@ -2,12 +2,14 @@
 
 Laws:
 
-- *sticky*: a turn goes to the worker that holds the trajectory's prefix, unless that one has `STICKY_SLACK` requests more
-  than the least loaded; otherwise to the worker with the least outstanding work, ties to the lowest slot.
-- *fit*: never to a worker that does not serve, or whose weights are older than the turn's `min_version`; and not back to
-  one that failed this turn while another serves, because a worker that fails fast always has the least to do.
-- *kept*: when a worker leaves or dies, what it delivered stays and the turn is continued elsewhere from there.
-- *bounded*: a turn is attempted on at most `max_turn_attempts` workers; the caller bounds its whole wait.
+- *placed*: where and in which way a turn is served is `pearl.pipeline.placement`'s choice;
+- *kept*: when a worker leaves, drains or dies, what it delivered stays and the turn is continued elsewhere from there;
+- *never needed*: KV on its way between workers saves work and decides nothing. Where it is lost, late or refused, the
+  context is computed again, and a turn whose hand-off failed is served whole from then on;
+- *given back*: a handle is released at its owner when the importer has answered, when a newer one replaces it, or with its
+  trajectory, and a prefix when its trajectory leaves the worker or ends;
+- *bounded*: a turn is attempted at most `max_turn_attempts` times, a prefill with its decode being one attempt; a drain
+  takes at most `DRAIN_TIMEOUT_S`; the caller bounds its whole wait;
 - *alive*: when a turn is given up and its worker said nothing, about any request, for `silence_s` or more, the worker is
   lost: one that answers every call and generates nothing is otherwise found by nobody.
 """
@@ -16,112 +18,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 
+from pearl.core.state import Role
 from pearl.errors import EngineError, WeightsError, WorkerLost
 from pearl.pipeline.concurrency import Changed, GuardExpired, Nursery, guard
+from pearl.pipeline.placement import Need, Placement, Way, choose, left_behind
+from pearl.pipeline.seat import Seat
+from pearl.pipeline.trails import Trail, Trails
+from pearl.pipeline.turns import Pending, RouterCounts, Turn, TurnJob
 from pearl.ports import Engine
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion, WorkerId
-from pearl.records.tokens import Floats, Tokens
 from pearl.records.training import LoadMode, Manifest
-from pearl.records.turn import Chunk, Completion, EndReason, Sampling, TurnRequest, Versions
+from pearl.records.turn import Completion, EndReason, KvHandle, Mode, TurnRequest
 
 _log = logging.getLogger(__name__)
 
-STICKY_SLACK = 16
-"""Requests that a prefix is worth: below it, moving a trajectory costs a prefill and balances little."""
-
-CONTROL_TIMEOUT_S = 30.0
-"""Bound on submit, interrupt and release: queue operations that take milliseconds on a healthy worker."""
-
-_NOWHERE = WorkerId(-1)
-_NO_LOGPROBS = Floats()
-_NO_VERSIONS = Versions()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnJob:
-    """A turn to generate, wherever."""
-
-    trajectory: TrajectoryId
-    turn: int
-    context: Tokens
-    sampling: Sampling
-    max_new_tokens: int
-    min_version: WeightVersion
-
-
-@dataclass(slots=True)
-class _Pending:
-    """One request on one worker."""
-
-    start: int
-    began_s: float
-    ended: asyncio.Future[EndReason]
-    token_ids: Tokens
-    logprobs: Floats = _NO_LOGPROBS
-    versions: Versions = _NO_VERSIONS
-    computed: int = 0
-    error: str = ""
-    working: bool = True
-    """Whether the worker may still generate for it."""
-
-    def take(self, chunk: Chunk) -> None:
-        """Append a chunk; a duplicate is dropped, a gap or an overlap ends the request as failed.
-
-        A turn is one or a few chunks, so appending copies little.
-        """
-        expected = self.start + len(self.token_ids)
-        if chunk.start > expected or chunk.start < expected < chunk.start + len(chunk.token_ids):
-            self.error = f"a chunk begins at token {chunk.start}, want {expected}: tokens were lost on the way"
-            self.working = chunk.end is None
-            self.finish(EndReason.FAILED)
-            return
-        if chunk.start == expected:
-            self.token_ids = self.token_ids + chunk.token_ids
-            self.logprobs = self.logprobs + chunk.logprobs
-            self.versions = self.versions + chunk.versions
-        self.computed = max(self.computed, chunk.computed_prompt_tokens)
-        if chunk.end is not None:
-            self.error = chunk.error or ""
-            self.working = False
-            self.finish(chunk.end)
-
-    def finish(self, reason: EndReason) -> None:
-        """End it, once."""
-        if not self.ended.done():
-            self.ended.set_result(reason)
-
-
-@dataclass(slots=True)
-class _Worker:
-    """A worker that is admitted."""
-
-    id: WorkerId
-    engine: Engine
-    version: WeightVersion
-    inflight: dict[RequestId, _Pending] = field(default_factory=dict)
-    outbox: list[TurnRequest] = field(default_factory=list)
-    interrupts: list[RequestId] = field(default_factory=list)
-    releases: list[TrajectoryId] = field(default_factory=list)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    heard_s: float = 0.0
-    """When its event stream last said something."""
-    lost: bool = False
-
-
-@dataclass(slots=True)
-class RouterCounts:
-    """What happened to turns, for reports."""
-
-    turns: int = 0
-    generated_tokens: int = 0
-    computed_prompt_tokens: int = 0
-    continued: int = 0
-    """Turns that went on with another request after an interruption or a loss."""
-    worker_losses: int = 0
-    failed_requests: int = 0
+DRAIN_TIMEOUT_S = 60.0
+"""For a worker to end what it has at the next token boundary; what it was loading or computing comes first."""
 
 
 class Router:
@@ -135,33 +49,37 @@ class Router:
         *,
         load_timeout_s: float = 600.0,
         silence_s: float = 600.0,
+        append_prefill_tokens: int = 64,
+        readback: bool = True,
     ) -> None:
         self._nursery = nursery
         self._max_attempts = max_turn_attempts
         self._on_lost = on_lost
         self._load_timeout_s = load_timeout_s
         self._silence_s = silence_s
-        self._workers: dict[WorkerId, _Worker] = {}
-        self._homes: dict[TrajectoryId, WorkerId] = {}
+        self._append_tokens = append_prefill_tokens
+        self._readback = readback
+        self._seats: dict[WorkerId, Seat] = {}
+        self._trails = Trails()
         self._changed = Changed()
         self._requests = 0
         self.counts = RouterCounts()
 
     # --- workers -------------------------------------------------------------------------------------------------
 
-    def admit(self, worker: WorkerId, engine: Engine, version: WeightVersion) -> None:
+    def admit(self, worker: WorkerId, engine: Engine, version: WeightVersion, role: Role = Role.COLOCATED) -> None:
         """Let a started worker, whose weights are loaded, serve."""
-        if worker in self._workers:
+        if worker in self._seats:
             self._withdraw(worker)
-        admitted = _Worker(id=worker, engine=engine, version=version)
-        self._workers[worker] = admitted
-        self._nursery.spawn(self._pump(admitted), name=f"router: events of worker {worker}")
-        self._nursery.spawn(self._send(admitted), name=f"router: requests to worker {worker}")
+        seat = Seat(worker, engine, version, role, self._lose, self._changed.notify)
+        self._seats[worker] = seat
+        self._nursery.spawn(seat.listen(), name=f"router: events of worker {worker}")
+        self._nursery.spawn(seat.send(), name=f"router: requests to worker {worker}")
         self._changed.notify()
 
     def retire(self, worker: WorkerId, detail: str) -> None:
         """Forget a worker that is gone; its turns go on elsewhere. Repeating it does nothing."""
-        if worker not in self._workers:
+        if worker not in self._seats:
             return
         self._withdraw(worker)
         self.counts.worker_losses += 1
@@ -172,43 +90,73 @@ class Router:
         for worker in self.workers:
             self._withdraw(worker)
 
+    async def drain(self, worker: WorkerId) -> bool:
+        """Give a worker nothing new, interrupt what it has, and wait until its engine has nothing left.
+
+        `set_role` lets it serve again. False: the worker is unknown, or was lost meanwhile; one that does not end what it
+        has in time is.
+        """
+        seat = self._seats.get(worker)
+        if seat is None:
+            return False
+        seat.drain()
+        # Turns that were to be handed to it choose again, and so may those that wait.
+        self._changed.notify()
+        try:
+            async with guard(DRAIN_TIMEOUT_S, f"worker {worker}: drain"):
+                await self._changed.until(lambda: True if seat.lost or seat.idle else None)
+        except GuardExpired as error:
+            self._lose(seat, str(error))
+        return not seat.lost
+
+    def set_role(self, worker: WorkerId, role: Role) -> None:
+        """Let a drained worker serve in a role; the prefixes that it holds stay its own. Unknown workers are ignored."""
+        seat = self._seats.get(worker)
+        if seat is not None:
+            seat.role, seat.draining = role, False
+            self._changed.notify()
+
+    def role(self, worker: WorkerId) -> Role | None:
+        """The role of a serving worker."""
+        seat = self._seats.get(worker)
+        return seat.role if seat else None
+
     def _withdraw(self, worker: WorkerId) -> None:
-        gone = self._workers.pop(worker)
-        gone.lost = True
-        gone.wake.set()
-        self._homes = {t: w for t, w in self._homes.items() if w != worker}
-        for pending in gone.inflight.values():
-            pending.finish(EndReason.INTERRUPTED)
+        self._seats.pop(worker).withdraw()
+        self._trails.drop_worker(worker)
         self._changed.notify()
 
     @property
     def workers(self) -> tuple[WorkerId, ...]:
-        """Serving workers, in slot order."""
-        return tuple(sorted(self._workers))
+        """Serving workers, draining ones included, in slot order."""
+        return tuple(sorted(self._seats))
 
     @property
     def served_version(self) -> WeightVersion | None:
         """The oldest weights that a serving worker holds; None when nobody serves."""
-        return min((worker.version for worker in self._workers.values()), default=None)
+        return min((seat.version for seat in self._seats.values()), default=None)
 
     def engine(self, worker: WorkerId) -> Engine | None:
         """The engine of a serving worker."""
-        found = self._workers.get(worker)
+        found = self._seats.get(worker)
         return found.engine if found else None
 
     async def load(self, manifest: Manifest, mode: LoadMode) -> None:
         """Load new weights into every serving worker; one that cannot is given up."""
-        loads = [self._load(self._workers[worker], manifest, mode) for worker in self.workers]
+        loads = [self._load(self._seats[worker], manifest, mode) for worker in self.workers]
         await asyncio.gather(*loads)
 
-    async def _load(self, worker: _Worker, manifest: Manifest, mode: LoadMode) -> None:
+    async def _load(self, seat: Seat, manifest: Manifest, mode: LoadMode) -> None:
         try:
-            async with guard(self._load_timeout_s, f"worker {worker.id}: loading weights {manifest.version}"):
-                await worker.engine.load(manifest, mode)
+            async with guard(self._load_timeout_s, f"worker {seat.id}: loading weights {manifest.version}"):
+                await seat.engine.load(manifest, mode)
         except (WorkerLost, WeightsError, GuardExpired) as error:
-            self._lose(worker, f"loading weights {manifest.version}: {error}")
+            self._lose(seat, f"loading weights {manifest.version}: {error}")
             return
-        worker.version = max(worker.version, manifest.version)
+        seat.version = max(seat.version, manifest.version)
+        if mode is LoadMode.RECOMPUTE:
+            for trajectory, handle in self._trails.void(seat.id, manifest.version):
+                self._give_back(trajectory, handle)
         self._changed.notify()
 
     # --- turns ---------------------------------------------------------------------------------------------------
@@ -219,171 +167,187 @@ class Router:
         Raises:
             EngineError: no worker could serve it within the bound on attempts.
         """
-        token_ids = job.context[:0]
-        logprobs, versions = _NO_LOGPROBS, _NO_VERSIONS
-        workers: list[WorkerId] = []
-        failed: dict[WorkerId, None] = {}
-        computed = 0
+        turn = Turn.of(job)
         for _ in range(self._max_attempts):
-            worker = await self._changed.until(lambda: self._pick(job, failed))
-            pending, end = await self._attempt(worker, job, token_ids)
-            workers.append(worker.id)
-            token_ids = token_ids + pending.token_ids
-            logprobs, versions = logprobs + pending.logprobs, versions + pending.versions
-            computed += pending.computed
-            if end in (EndReason.STOP, EndReason.LENGTH):
-                return self._complete(token_ids, logprobs, versions, end, workers, computed)
-            if self._is_complete(job, token_ids):
-                end = EndReason.LENGTH
-                return self._complete(token_ids, logprobs, versions, end, workers, computed)
+            placed = await self._changed.until(lambda: self._place(turn))
+            trail = self._leave(job.trajectory, placed)
+            if placed.prefill is None:
+                if placed.way is Way.APPEND and not turn.appended:
+                    turn.appended = True
+                    self.counts.appended_turns += 1
+                await self._request(placed.generator, turn, trail)
+            else:
+                await self._hand_off(turn, trail, placed.prefill, placed.generator)
+            if turn.end is not None:
+                self.counts.turns += 1
+                self.counts.generated_tokens += len(turn.token_ids)
+                self.counts.computed_prompt_tokens += turn.computed
+                return turn.completion()
             self.counts.continued += 1
-            if end is EndReason.FAILED:
-                self.counts.failed_requests += 1
-                failed[worker.id] = None
-                _log.warning("turn %s/%d failed on worker %d: %s", job.trajectory, job.turn, worker.id, pending.error)
         raise EngineError(
             f"trajectory {job.trajectory}, turn {job.turn}: given up after {self._max_attempts} attempts on workers "
-            f"{workers}: {pending.error or 'each was interrupted'}"
+            f"{turn.workers}: {turn.error or 'each was interrupted'}"
         )
 
     def release(self, trajectory: TrajectoryId) -> None:
-        """Let the worker that holds a trajectory's prefix forget it."""
-        home = self._workers.get(self._homes.pop(trajectory, _NOWHERE))
-        if home is not None:
-            home.releases.append(trajectory)
-            home.wake.set()
+        """Let every worker that holds a prefix or a handle of a trajectory forget it."""
+        trail = self._trails.pop(trajectory)
+        if trail is None:
+            return
+        for worker in trail.held:
+            self._seats[worker].release(trajectory)
+        if trail.readback is not None:
+            self._give_back(trajectory, trail.readback)
 
-    def _move(self, trajectory: TrajectoryId, worker: WorkerId) -> None:
-        if self._homes.get(trajectory, worker) != worker:
-            self.release(trajectory)
-        self._homes[trajectory] = worker
-
-    @staticmethod
-    def _is_complete(job: TurnJob, token_ids: Tokens) -> bool:
-        # A worker may be lost after its last token and before its end was told.
-        return len(token_ids) >= job.max_new_tokens
-
-    def _complete(
-        self,
-        token_ids: Tokens,
-        logprobs: Floats,
-        versions: Versions,
-        end: EndReason,
-        workers: list[WorkerId],
-        computed: int,
-    ) -> Completion:
-        self.counts.turns += 1
-        self.counts.generated_tokens += len(token_ids)
-        self.counts.computed_prompt_tokens += computed
-        return Completion(
-            token_ids=token_ids,
-            logprobs=logprobs,
-            versions=versions,
-            end=end,
-            workers=tuple(workers),
-            computed_prompt_tokens=computed,
+    def _place(self, turn: Turn) -> Placement[Seat] | None:
+        need = Need(
+            tokens=turn.tokens,
+            min_version=turn.job.min_version,
+            held=self._trails.of(turn.job.trajectory).held,
+            failed=turn.failed,
+            append_tokens=self._append_tokens,
+            whole=turn.whole,
         )
+        return choose(self._seats, need)
 
-    def _pick(self, job: TurnJob, failed: Mapping[WorkerId, None]) -> _Worker | None:
-        best: _Worker | None = None
-        best_key = (False, 0, _NOWHERE)
-        for worker in self._workers.values():
-            if worker.version < job.min_version:
-                continue
-            key = (worker.id in failed, len(worker.inflight), worker.id)
-            if best is None or key < best_key:
-                best, best_key = worker, key
-        if best is None:
+    def _leave(self, trajectory: TrajectoryId, placed: Placement[Seat]) -> Trail:
+        """Release prefixes that nobody will look for."""
+        trail = self._trails.of(trajectory)
+        held = trail.held
+        if len(held) > 1 or (held and placed.generator.id not in held):
+            for worker in left_behind(self._seats, held, placed):
+                del held[worker]
+                self._seats[worker].release(trajectory)
+        return trail
+
+    async def _hand_off(self, turn: Turn, trail: Trail, prefill: Seat, generator: Seat) -> None:
+        """The first token from the prefill worker, the rest from the generator."""
+        trajectory = turn.job.trajectory
+        readback = self._take_readback(trajectory, trail, prefill)
+        generator.load += 1
+        try:
+            first, end = await self._request(
+                prefill,
+                turn,
+                trail,
+                mode=Mode.PREFILL,
+                kv=readback,
+                export_from=trail.held.get(generator.id, 0),
+            )
+        finally:
+            generator.load -= 1
+        handle = first.kv
+        goes_on = end is EndReason.LENGTH and turn.end is None
+        if not goes_on or generator.draining or generator.lost or generator.role is not Role.DECODE:
+            self._give_back(trajectory, handle)
+            return
+        if handle is None or prefill.lost:
+            # Nothing to hand over: the generator computes what it lacks.
+            await self._request(generator, turn, trail)
+            return
+        self.counts.handoffs += 1
+        rest, _ = await self._request(
+            generator,
+            turn,
+            trail,
+            mode=Mode.DECODE,
+            kv=handle,
+            # A turn that was handed over is the best sign that the next one will be.
+            export_kv=self._readback,
+            export_from=trail.held.get(prefill.id, 0),
+        )
+        if rest.kv is not None and not generator.lost:
+            self._give_back(trajectory, trail.readback)
+            trail.readback = rest.kv
+
+    def _take_readback(self, trajectory: TrajectoryId, trail: Trail, prefill: Seat) -> KvHandle | None:
+        """The handle that was kept for the next prefill, unless it has expired or tells this worker nothing."""
+        handle, trail.readback = trail.readback, None
+        if handle is None:
             return None
-        home = self._workers.get(self._homes.get(job.trajectory, _NOWHERE))
-        if home is None or home.version < job.min_version or home.id in failed:
-            return best
-        return home if len(home.inflight) <= len(best.inflight) + STICKY_SLACK else best
+        expired = handle.expires_s <= asyncio.get_running_loop().time()
+        if expired or not handle.start <= trail.held.get(prefill.id, 0) < handle.tokens:
+            self._give_back(trajectory, handle)
+            return None
+        self.counts.readbacks += 1
+        return handle
 
-    async def _attempt(self, worker: _Worker, job: TurnJob, done: Tokens) -> tuple[_Pending, EndReason]:
+    def _give_back(self, trajectory: TrajectoryId, handle: KvHandle | None) -> None:
+        if handle is not None and (owner := self._seats.get(handle.owner)) is not None:
+            owner.release(trajectory, handle)
+
+    # --- one request ---------------------------------------------------------------------------------------------
+
+    async def _request(
+        self,
+        seat: Seat,
+        turn: Turn,
+        trail: Trail,
+        *,
+        mode: Mode = Mode.COLOCATED,
+        kv: KvHandle | None = None,
+        export_kv: bool = False,
+        export_from: int = 0,
+    ) -> tuple[Pending, EndReason]:
+        """Ask a worker for what is left of a turn, and join what it gives."""
         self._requests += 1
+        job = turn.job
         request = TurnRequest(
             id=RequestId(f"{job.trajectory}/{job.turn}#{self._requests}"),
             trajectory=job.trajectory,
             turn=job.turn,
-            context=job.context + done,
+            context=job.context + turn.token_ids,
             sampling=job.sampling,
-            max_new_tokens=job.max_new_tokens - len(done),
+            max_new_tokens=turn.left,
             min_version=job.min_version,
+            mode=mode,
+            kv=kv,
+            export_kv=export_kv,
+            export_from=export_from,
         )
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[EndReason] = loop.create_future()
-        pending = _Pending(start=len(request.context), began_s=loop.time(), ended=ended, token_ids=job.context[:0])
-        self._move(job.trajectory, worker.id)
-        worker.inflight[request.id] = pending
-        worker.outbox.append(request)
-        worker.wake.set()
+        if kv is not None:
+            self.counts.handoff_bytes += kv.size_bytes
+        trail.held.setdefault(seat.id, 0)
+        pending = seat.begin(request, None if kv is None else lambda: self._give_back(job.trajectory, kv))
         try:
-            return pending, await ended
+            end = await pending.ended
         except asyncio.CancelledError:
-            self._lose_if_silent(worker, pending, loop.time())
+            self._lose_if_silent(seat, pending)
+            self._give_back(job.trajectory, pending.kv)
             raise
         finally:
-            worker.inflight.pop(request.id, None)
-            if pending.working:
-                worker.interrupts.append(request.id)
-                worker.wake.set()
+            seat.end(pending)
+            if kv is not None:
+                pending.answer()
+        turn.take(seat.id, pending, end)
+        if seat.lost:
+            trail.held.pop(seat.id, None)
+        else:
+            trail.note(seat.id, len(request.context), len(pending.token_ids), end)
+        if end is EndReason.FAILED:
+            self._blame(turn, seat, pending)
+        return pending, end
 
-    # --- one worker's streams ------------------------------------------------------------------------------------
+    def _blame(self, turn: Turn, seat: Seat, pending: Pending) -> None:
+        """KV that came along is the first suspect; without it, the worker is."""
+        self.counts.failed_requests += 1
+        self._give_back(turn.job.trajectory, pending.kv)
+        turn.error, pending.kv = pending.error, None
+        if pending.request.kv is None:
+            turn.failed[seat.id] = None
+        else:
+            self.counts.failed_handoffs += 1
+            turn.whole = turn.whole or pending.request.mode is Mode.DECODE
+        job = turn.job
+        _log.warning("turn %s/%d failed on worker %d: %s", job.trajectory, job.turn, seat.id, pending.error)
 
-    async def _pump(self, worker: _Worker) -> None:
-        try:
-            async for chunks in worker.engine.events():
-                worker.heard_s = asyncio.get_running_loop().time()
-                for chunk in chunks:
-                    pending = worker.inflight.get(chunk.request)
-                    if pending is not None:
-                        pending.take(chunk)
-                if worker.lost:
-                    return
-        except WorkerLost as error:
-            self._lose(worker, str(error))
-            return
-        self._lose(worker, "its event stream ended")
-
-    async def _send(self, worker: _Worker) -> None:
-        while not worker.lost:
-            await worker.wake.wait()
-            worker.wake.clear()
-            # A request that was given up before it was sent is not sent.
-            requests = [request for request in worker.outbox if request.id in worker.inflight]
-            worker.outbox = []
-            interrupts, worker.interrupts = worker.interrupts, []
-            releases, worker.releases = worker.releases, []
-            try:
-                async with guard(CONTROL_TIMEOUT_S, f"worker {worker.id}: taking requests"):
-                    if interrupts:
-                        await worker.engine.interrupt(interrupts)
-                    for trajectory in releases:
-                        await worker.engine.release(trajectory)
-                    if requests:
-                        await worker.engine.submit(requests)
-            except EngineError as error:
-                self._refuse(worker, requests, str(error))
-            except (WorkerLost, GuardExpired) as error:
-                self._lose(worker, str(error))
-
-    @staticmethod
-    def _refuse(worker: _Worker, requests: list[TurnRequest], error: str) -> None:
-        """None of the requests was taken; the engine itself goes on."""
-        for request in requests:
-            pending = worker.inflight.get(request.id)
-            if pending is not None:
-                pending.error, pending.working = error, False
-                pending.finish(EndReason.FAILED)
-
-    def _lose_if_silent(self, worker: _Worker, pending: _Pending, now_s: float) -> None:
-        silent_s = now_s - max(worker.heard_s, pending.began_s)
+    def _lose_if_silent(self, seat: Seat, pending: Pending) -> None:
+        silent_s = asyncio.get_running_loop().time() - max(seat.heard_s, pending.began_s)
         if silent_s >= self._silence_s:
-            self._lose(worker, f"silent for {silent_s:g} s with requests to work on")
+            self._lose(seat, f"silent for {silent_s:g} s with requests to work on")
 
-    def _lose(self, worker: _Worker, detail: str) -> None:
-        if worker.lost:
+    def _lose(self, seat: Seat, detail: str) -> None:
+        if seat.lost:
             return
-        self.retire(worker.id, detail)
-        self._on_lost(worker.id, detail)
+        self.retire(seat.id, detail)
+        self._on_lost(seat.id, detail)

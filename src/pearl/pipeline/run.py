@@ -71,6 +71,8 @@ class RunObserver:
     step: Callable[[StepOutcome], None] = lambda _: None
     stage: Callable[[str, str], None] = lambda _name, _text: None
     """Name of a stage and what it does."""
+    workers: Callable[[Workers], None] = lambda _: None
+    """The rollout workers, before they are started: for whoever changes their roles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +142,8 @@ class _Run:
             max_restarts=recipe.cluster.max_worker_restarts,
             max_turn_attempts=recipe.rollout.max_turn_attempts,
             silence_s=recipe.rollout.turn_timeout_s * SILENCE_FRACTION,
+            append_prefill_tokens=recipe.engine.append_prefill_tokens,
+            readback=recipe.engine.readback,
         )
         self.agents = AgentPorts(
             router=self.workers.router,
@@ -185,6 +189,7 @@ class _Run:
     async def _start(self) -> None:
         shape = parse_shape(self.recipe.engine.shape)
         self.observer.stage("rollout", f"starting {shape}")
+        self.observer.workers(self.workers)
         manifest = await self._publish()
         await self.workers.start(self.start.gpus, specs_of(shape.roles(), self.start.gpus), manifest)
 

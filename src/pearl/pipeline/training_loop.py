@@ -13,9 +13,9 @@ from pearl.errors import RunFailed, WorkerLost
 from pearl.pipeline.batch import assemble
 from pearl.pipeline.concurrency import GuardExpired, guard
 from pearl.pipeline.rollout import Rollout, RolloutProgress
-from pearl.pipeline.router import RouterCounts
+from pearl.pipeline.turns import RouterCounts
 from pearl.pipeline.workers import Workers
-from pearl.ports import JournalSink, Trainer, WeightStore
+from pearl.ports import EngineStats, JournalSink, Trainer, WeightStore
 from pearl.records.ids import WeightVersion
 from pearl.records.journal import StepEntry
 from pearl.records.training import TrainingBatch, TrainReport
@@ -71,6 +71,8 @@ class StepOutcome:
     faults: Mapping[TrajectoryStatus, int]
     rollout_busy_s: Mapping[int, float]
     """Worker -> seconds inside iterations since its start."""
+    rollout_iterations: Mapping[int, tuple[int, int]]
+    """Worker -> iterations since its start, and how many of them were late."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -118,18 +120,21 @@ class TrainingLoop:
         publishing_s = loop.time()
         await self._publish(report.version)
         await self.hooks.training_finished(self.version)
+        ended_s = loop.time()
+        stats = await self._stats()
         outcome = StepOutcome(
-            at_s=loop.time() - self.start_s,
+            at_s=ended_s - self.start_s,
             batch=batch,
             report=report,
             wait_s=training_s - waiting_s,
-            publish_s=loop.time() - publishing_s,
+            publish_s=ended_s - publishing_s,
             reward_mean=_mean([t.reward for group in groups for t in group.trajectories]) or 0.0,
             success_mean=_success(groups),
             active_trajectories=self.rollout.active_trajectories,
             router=replace(self.workers.router.counts),
             faults=Counter(self.rollout.faults),
-            rollout_busy_s=await self._busy(),
+            rollout_busy_s={worker: one.busy_s for worker, one in stats.items()},
+            rollout_iterations={worker: (one.iterations, one.late_iterations) for worker, one in stats.items()},
         )
         self._record(outcome)
 
@@ -158,19 +163,19 @@ class TrainingLoop:
             raise RunFailed(f"{error} (train.step_timeout_s)") from error
         self._saved = self.version
 
-    async def _busy(self) -> dict[int, float]:
-        busy: dict[int, float] = {}
+    async def _stats(self) -> dict[int, EngineStats]:
+        stats: dict[int, EngineStats] = {}
         router = self.workers.router
         for worker in router.workers:
             engine = router.engine(worker)
             try:
                 async with guard(5.0, f"worker {worker}: statistics"):
                     if engine is not None:
-                        busy[worker] = (await engine.stats()).busy_s
+                        stats[worker] = await engine.stats()
             except (WorkerLost, GuardExpired):
-                # Its loss is dealt with where it serves; here one number is missing.
+                # Its loss is dealt with where it serves; here its numbers are missing.
                 continue
-        return busy
+        return stats
 
     def _is_good_enough(self) -> bool:
         goal, recent = self.recipe.run.stop_at_success, self._successes[-SMOOTHING_STEPS:]

@@ -1,14 +1,16 @@
-"""Rollout workers of a run: started, given the newest weights, admitted, and restarted when they are lost.
+"""Rollout workers of a run: started, given the newest weights, admitted, given other roles, and restarted when lost.
 
 Laws: weights before admission; one version is loaded at a time over the fleet, so that a worker which starts during a
-publication ends up with the newest; every change goes through the fleet state first; restarts are bounded.
+publication ends up with the newest; every change goes through the fleet state first; a worker changes its role drained and
+keeps its process and its prefixes; a worker that is lost on the way comes back in the role that it was to take; restarts,
+and the waits of a change, are bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pearl.core.state import (
     Activity,
@@ -16,11 +18,12 @@ from pearl.core.state import (
     Gpu,
     GpusJoined,
     Role,
+    RoleChanged,
     StateEvent,
     WorkerAdded,
     WorkerRemoved,
 )
-from pearl.errors import RunFailed, WeightsError, WorkerLost
+from pearl.errors import EngineError, RunFailed, WeightsError, WorkerLost
 from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.router import Router
 from pearl.pipeline.state import StateHolder
@@ -30,6 +33,9 @@ from pearl.records.training import LoadMode, Manifest
 
 STOP_GRACE_S = 5.0
 """What a worker gets to end by itself; its tokens are with the router already."""
+
+ROLE_TIMEOUT_S = 30.0
+"""For a drained worker to take another role: nothing moves, a GPU engine may capture graphs."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,10 +52,15 @@ class Workers:
     max_turn_attempts: int
     silence_s: float
     """As `pearl.pipeline.router` has it."""
+    append_prefill_tokens: int = 64
+    """As `engine.append_prefill_tokens`."""
+    readback: bool = True
+    """As `engine.readback`."""
     restarts: int = 0
     router: Router = field(init=False)
     _specs: dict[WorkerId, WorkerSpec] = field(default_factory=dict)
     _restarting: dict[WorkerId, asyncio.Task[None]] = field(default_factory=dict)
+    _role_locks: dict[WorkerId, asyncio.Lock] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _newest: Manifest | None = None
     _stopping: bool = False
@@ -61,6 +72,8 @@ class Workers:
             self.lost,
             load_timeout_s=self.load_timeout_s,
             silence_s=self.silence_s,
+            append_prefill_tokens=self.append_prefill_tokens,
+            readback=self.readback,
         )
 
     async def start(self, gpus: Sequence[Gpu], specs: Sequence[WorkerSpec], manifest: Manifest) -> None:
@@ -112,16 +125,66 @@ class Workers:
         if worker not in self._specs or worker in self._restarting:
             return
         self.state.submit(WorkerRemoved(worker=worker))
-        self._restarting[worker] = self.nursery.spawn(
-            self._restart(self._specs[worker], detail), name=f"restart worker {worker}"
-        )
+        self._restarting[worker] = self.nursery.spawn(self._restart(worker, detail), name=f"restart worker {worker}")
+
+    async def set_role(self, worker: WorkerId, role: Role) -> str | None:
+        """Give a worker another role without a restart: drain it, change it, let it serve again; or why not.
+
+        None: it serves in the role, or is being started and will. A change that has begun goes on when the caller is
+        cancelled. Repeating it does nothing.
+        """
+        if role is Role.TRAINING:
+            return f"worker {worker}: got role {role.value}, want a role of rollout"
+        if worker not in self._specs:
+            return f"got worker {worker}, want one of {sorted(self._specs)}"
+        change = self.nursery.spawn(self._set_role(worker, role), name=f"worker {worker}: role {role.value}")
+        return await asyncio.shield(change)
+
+    async def _set_role(self, worker: WorkerId, role: Role) -> str | None:
+        async with self._role_locks.setdefault(worker, asyncio.Lock()):
+            if self._stopping:
+                return f"worker {worker}: the fleet is being stopped"
+            before = self._specs[worker]
+            if before.role is role:
+                return None
+            # From here on a restart, under way or to come, ends in the new role.
+            self._specs[worker] = replace(before, role=role)
+            engine = self.router.engine(worker)
+            if engine is None:
+                return None
+            self.state.submit(ActivityChanged(worker=worker, activity=Activity.TRANSITIONING))
+            drained = await self.router.drain(worker)
+            if not drained or self.router.engine(worker) is not engine:
+                return None
+            refusal = await self._change_role(worker, role)
+            if self.router.engine(worker) is not engine:
+                return None
+            if refusal is None:
+                self.state.submit(RoleChanged(worker=worker, role=role))
+            else:
+                self._specs[worker] = before
+            self.state.submit(ActivityChanged(worker=worker, activity=Activity.ACTIVE))
+            self.router.set_role(worker, self._specs[worker].role)
+            return refusal
+
+    async def _change_role(self, worker: WorkerId, role: Role) -> str | None:
+        """Tell the process, which has nothing to do; a refusal leaves it as it was, anything else is a loss."""
+        try:
+            async with guard(ROLE_TIMEOUT_S, f"worker {worker}: role {role.value}"):
+                await self.fleet.set_role(worker, role)
+        except EngineError as error:
+            return str(error)
+        except (WorkerLost, GuardExpired) as error:
+            self.lost(worker, str(error))
+        return None
 
     async def _watch(self) -> None:
         async for event in self.fleet.events():
             self.lost(event.worker, event.detail)
 
-    async def _restart(self, spec: WorkerSpec, detail: str) -> None:
+    async def _restart(self, worker: WorkerId, detail: str) -> None:
         while True:
+            spec = self._specs[worker]
             self.restarts += 1
             if self.restarts > self.max_restarts:
                 raise RunFailed(
@@ -159,13 +222,25 @@ class Workers:
             engine = self.fleet.engine(spec.worker)
             async with guard(self.load_timeout_s, f"worker {spec.worker}: loading weights {manifest.version}"):
                 await engine.load(manifest, self.load_mode)
-        except (WorkerLost, WeightsError, GuardExpired) as error:
+            role = await self._take_role(spec)
+        except (WorkerLost, WeightsError, EngineError, GuardExpired) as error:
             return str(error)
         if self._restarting.get(spec.worker) is not restart:
             return "taken for lost while it loaded weights"
+        if role is not spec.role:
+            self.state.submit(RoleChanged(worker=spec.worker, role=role))
         self.state.submit(ActivityChanged(worker=spec.worker, activity=Activity.ACTIVE))
-        self.router.admit(spec.worker, engine, manifest.version)
+        self.router.admit(spec.worker, engine, manifest.version, role)
         return None
+
+    async def _take_role(self, spec: WorkerSpec) -> Role:
+        """The role that a worker, not serving yet, is to have by now."""
+        role = spec.role
+        while (wanted := self._specs[spec.worker].role) is not role:
+            async with guard(ROLE_TIMEOUT_S, f"worker {spec.worker}: role {wanted.value}"):
+                await self.fleet.set_role(spec.worker, wanted)
+            role = wanted
+        return role
 
 
 def _failures(failed: Mapping[WorkerId, str]) -> str:

@@ -19,7 +19,7 @@ class Mode(enum.Enum):
     PREFILL = "prefill"
     """Prefill the context, generate the first token, export the KV."""
     DECODE = "decode"
-    """Import the KV of the context and generate."""
+    """Import the KV of the context and generate; without KV to import the request is refused."""
 
 
 class EndReason(enum.Enum):
@@ -101,7 +101,9 @@ class KvHandle:
     epoch: int
     """The owner's `EngineInfo.epoch` at export; a handle of another epoch is refused."""
     tokens: int
-    """Tokens whose KV is held."""
+    """Length of the context whose KV is held."""
+    start: int = 0
+    """Tokens at its beginning that were left out, because the receiver holds their KV."""
     size_bytes: int
     version: WeightVersion
     """Weights that computed the KV."""
@@ -129,9 +131,11 @@ class TurnRequest:
     """The engine must not generate with older weights."""
     mode: Mode = Mode.COLOCATED
     kv: KvHandle | None = None
-    """With `Mode.DECODE`: where the context's KV is."""
+    """Where the KV of a beginning of the context is; `Mode.DECODE` needs it, the other modes may have it."""
     export_kv: bool = False
-    """Keep the KV at the end of the request and return a handle to it."""
+    """Return a handle to the KV at the end of the request; `Mode.PREFILL` always does."""
+    export_from: int = 0
+    """Tokens whose KV the receiver of the export holds already: it may be left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,5 +172,5 @@ class Completion:
     end: EndReason
     """STOP or LENGTH."""
     workers: tuple[WorkerId, ...] = field(default=())
-    """In order of use; more than one means that the turn was continued elsewhere."""
+    """In order of use; more than one means that the turn was handed over or continued elsewhere."""
     computed_prompt_tokens: int = 0

@@ -76,6 +76,8 @@ class JobSummary:
     """Trajectory status -> count; faults only."""
     restarts: int
     """Processes restarted after a failure."""
+    late_iterations_frac: float | None = None
+    """Iterations that took longer than `engine.pacing` says, 0..1; None without pacing."""
 
 
 class Reporter(Protocol):

@@ -24,6 +24,9 @@ def render_summary(summary: JobSummary) -> str:
         ("faults", fault_text(summary.faults)),
         ("restarts", str(summary.restarts) if summary.restarts else "none"),
     ]
+    if summary.late_iterations_frac is not None:
+        late = _percent(summary.late_iterations_frac)
+        rows.append(("late", f"{late} of iterations took longer than engine.pacing says"))
     return "\n".join(f"{label:<{_LABEL_WIDTH}} {text}".rstrip() for label, text in rows)
 
 

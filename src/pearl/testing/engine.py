@@ -15,9 +15,9 @@ from pearl.ports import EngineInfo, EngineStats, WeightStore
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.tokens import Floats
 from pearl.records.training import LoadMode, LoadReport, Manifest
-from pearl.records.turn import Chunk, EndReason, KvHandle, Mode, TurnRequest, Versions
+from pearl.records.turn import Chunk, EndReason, KvHandle, TurnRequest, Versions
 from pearl.testing.generation import FakeEngineConfig, Generation
-from pearl.testing.kv import FakeKv
+from pearl.testing.kv import FakeKv, kv_refusal
 from pearl.testing.mailbox import Mailbox
 from pearl.testing.tokens import TurnStarts, fake_token
 
@@ -62,6 +62,7 @@ class FakeEngine:
         self.on_death: list[Callable[[str], None]] = []
         self.kv = FakeKv(
             worker=self.worker,
+            model_hash=config.model_hash,
             capacity_tokens=config.kv_capacity_tokens,
             bytes_per_token=config.kv_bytes_per_token,
             ttl_s=config.kv_ttl_s,
@@ -78,6 +79,7 @@ class FakeEngine:
         self._unhung: asyncio.Future[None] | None = None
         """Calls wait for it while the engine is hung and mute."""
         self._gone: str | None = None
+        self._asleep = False
         self._unready: str | None = None
         self._failures_due = 0
 
@@ -114,10 +116,11 @@ class FakeEngine:
             self._interrupt(ids)
 
     async def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
-        """Forget a prefix and a handle."""
+        """Forget a handle if one is given, else a prefix."""
         await self._answer()
-        self.kv.forget(trajectory)
-        if kv is not None:
+        if kv is None:
+            self.kv.forget(trajectory)
+        else:
             self.kv.release(kv)
 
     async def load(self, manifest: Manifest, mode: LoadMode) -> LoadReport:
@@ -128,14 +131,16 @@ class FakeEngine:
                 f"worker {self.worker}: load of version {manifest.version}: got model {manifest.model_hash}, "
                 f"want {self.config.model_hash}; publish the model that the engine was started with"
             )
+        if self._asleep:
+            raise WeightsError(f"worker {self.worker}: load of version {manifest.version}: it sleeps; wake it first")
         self._generation.pause()
         try:
             await self._sleep(self.config.load_s)
             if self._store is not None:
                 await self._store.fetch(manifest, [shard.name for shard in manifest.shards])
             await self._answer()
+            self._generation.version, self._generation.load_mode = manifest.version, mode
             recomputed = self._generation.recompute() if mode is LoadMode.RECOMPUTE else 0
-            self._generation.version = manifest.version
             self._unready = None
             self.loads.append((manifest.version, mode))
         finally:
@@ -233,11 +238,12 @@ class FakeEngine:
         """Give up device memory: requests end as interrupted, KV is gone, nothing is served."""
         self._interrupt([*self._generation.ids, *self._waiting])
         self.kv.invalidate()
-        self._unready = "asleep; wake it and load weights"
+        self._asleep, self._unready = True, "asleep; wake it and load weights"
 
     def wake(self) -> None:
         """Come back, without weights."""
-        self._unready = "awake without weights; load weights"
+        if self._asleep:
+            self._asleep, self._unready = False, "awake without weights; load weights"
 
     def share_turn_starts(self, turn_starts: TurnStarts) -> None:
         """Join engines between which turns move."""
@@ -266,13 +272,9 @@ class FakeEngine:
         tokens, limit = len(request.context), self.config.max_context_tokens
         if not 1 <= tokens < limit:
             return f"got a context of {tokens} tokens, want 1 .. {limit - 1}"
-        if request.mode is not Mode.DECODE:
-            return None
-        if request.kv is None or not isinstance(request.kv.payload, FakeKv):
-            return "got no KV handle of a fake engine, want one with mode decode"
-        if request.kv.tokens >= tokens:
-            return f"got a KV handle of {request.kv.tokens} tokens, want < {tokens}, the context's length"
-        return request.kv.payload.refusal(request.kv, now_s)
+        if request.export_from < 0:
+            return f"got export_from {request.export_from}, want >= 0"
+        return kv_refusal(request, self.config.model_hash, now_s)
 
     def _interrupt(self, ids: Sequence[RequestId]) -> None:
         now_s = self._generation.settle()

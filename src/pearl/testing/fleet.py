@@ -39,6 +39,9 @@ class FakeFleet:
         self.past_engines: list[FakeEngine] = []
         """Every engine that was ever up, in order of starting: their ledgers together cover the whole run."""
         self.starts: list[StartReport] = []
+        self.role_s = 0.0
+        """What a change of role takes."""
+        self._role_failures: dict[WorkerId, list[str]] = {}
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float) -> StartReport:
         """Start workers, all or nothing."""
@@ -100,7 +103,14 @@ class FakeFleet:
             self.asleep.discard(worker)
 
     async def set_role(self, worker: WorkerId, role: Role) -> None:
-        """Change the role of a drained worker."""
+        """Change the role of a drained worker; takes `role_s`, and fails when `fail_next_role` said so."""
+        self._engine(worker)
+        if role is Role.TRAINING:
+            raise EngineError(f"worker {worker}: got role {role.value}, want a role of rollout")
+        if self.role_s:
+            await asyncio.sleep(self.role_s)
+        if failures := self._role_failures.get(worker):
+            raise EngineError(failures.pop(0))
         if self._engine(worker).busy:
             raise EngineError(f"worker {worker}: role {role.value}: it still has requests; drain it first")
         self.roles[worker] = role
@@ -123,6 +133,10 @@ class FakeFleet:
     def fail_next_start(self, worker: WorkerId, detail: str = "made to fail") -> None:
         """Fail the next start of a worker; each call adds one failure."""
         self._start_failures.setdefault(worker, []).append(f"worker {worker}: {detail}")
+
+    def fail_next_role(self, worker: WorkerId, detail: str = "made to fail") -> None:
+        """Refuse the next change of a worker's role; each call adds one refusal."""
+        self._role_failures.setdefault(worker, []).append(f"worker {worker}: {detail}")
 
     def delay_next_start(self, worker: WorkerId, start_s: float) -> None:
         """Make the next start of a worker take this long."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from pearl.records.ids import RequestId, WeightVersion
 from pearl.records.tokens import Floats, TokenCount, TokenIds, Tokens
+from pearl.records.training import LoadMode
 from pearl.records.turn import Chunk, EndReason, KvHandle, Mode, TurnRequest, VersionRun, Versions
 from pearl.testing.kv import FakeKv
 from pearl.testing.tokens import FAKE_STOP, FAKE_VOCAB, TurnStarts, fake_draws
@@ -43,6 +44,8 @@ class FakeEngineConfig:
     kv_capacity_tokens: int = 1 << 30
     kv_bytes_per_token: int = 1024
     kv_ttl_s: float = 60.0
+    on_load: str = LoadMode.RECOMPUTE.value
+    """Whether KV of other weights than those of the beginning is taken over: not with `recompute`."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -56,6 +59,10 @@ class _Running:
     end: EndReason
     start_s: float
     computed: int
+    cached: int
+    """Context tokens whose KV was there or came along."""
+    kv_version: WeightVersion
+    """Oldest weights that computed some of the KV."""
     produced: int = 0
     delivered: int = 0
     runs: list[tuple[int, int]] = field(default_factory=list)
@@ -91,6 +98,8 @@ class Generation:
         self._seen_s = 0.0
         self._instant_iterations = 0
         self.version = WeightVersion(config.version)
+        self.load_mode = LoadMode(config.on_load)
+        """Of the last load: whether KV of older weights is taken over."""
         self.turn_starts = TurnStarts()
         self.generated_tokens = 0
         self.computed_tokens = 0
@@ -132,22 +141,38 @@ class Generation:
     def begin(self, request: TurnRequest, now_s: float) -> None:
         """Start a request that can be served; not while paused."""
         token_ids, logprobs, end = self._draw(request)
-        cached = self._kv.cached_tokens(request.trajectory)
-        if request.mode is Mode.DECODE and request.kv is not None:
-            cached = max(cached, request.kv.tokens)
-        context_tokens = len(request.context)
-        computed = context_tokens - min(cached, context_tokens - 1)
+        cached, kv_version = self._import(request)
+        computed = len(request.context) - cached
         self.computed_tokens += computed
-        if self._config.token_s <= 0:
-            self._complete(request, token_ids, logprobs, end, computed, now_s)
-            return
         run = _Running(
-            request=request, token_ids=token_ids, logprobs=logprobs, end=end, start_s=now_s, computed=computed
+            request=request,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            end=end,
+            start_s=now_s,
+            computed=computed,
+            cached=cached,
+            kv_version=kv_version,
         )
+        if self._config.token_s <= 0:
+            self._complete(run, now_s)
+            return
         if not self._running:
             self._tick_at_s = now_s + self._progress_s
         self._running[request.id] = run
         self._push_end(run)
+
+    def _import(self, request: TurnRequest) -> tuple[int, WeightVersion]:
+        """Context tokens whose KV is there or comes along, and the oldest weights of it."""
+        cached, version = self._kv.cached(request.trajectory)
+        handle = request.kv
+        # KV of weights left behind is no use, nor is KV that begins behind what is held.
+        taken = handle is not None and (handle.version == self.version or self.load_mode is LoadMode.KEEP_KV)
+        if handle is not None and taken and handle.start <= cached < handle.tokens:
+            version = min(version, handle.version) if cached else handle.version
+            cached = handle.tokens
+        cached = min(cached, len(request.context) - 1)
+        return cached, version if cached else self.version
 
     def interrupt(self, ids: Sequence[RequestId], now_s: float) -> None:
         """End requests after the tokens that they have; unknown ids are ignored."""
@@ -163,6 +188,7 @@ class Generation:
         for run in self._running.values():
             tokens = len(run.request.context) + run.produced if run.produced else 0
             run.computed += tokens
+            run.cached, run.kv_version = 0, self.version
             recomputed += tokens
         self.computed_tokens += recomputed
         return recomputed
@@ -203,40 +229,39 @@ class Generation:
             run.produced = produced
             self.generated_tokens += new
 
-    def _complete(
-        self, request: TurnRequest, token_ids: Tokens, logprobs: Floats, end: EndReason, computed: int, now_s: float
-    ) -> None:
+    def _complete(self, run: _Running, now_s: float) -> None:
         """Generate a whole request at once: what `_emit` says, on the fast path."""
-        tokens = len(logprobs)
+        tokens = run.produced = run.total
         self._instant_iterations += tokens
         self.generated_tokens += tokens
         chunk = Chunk(
-            request=request.id,
-            start=len(request.context),
-            token_ids=token_ids,
-            logprobs=logprobs,
+            request=run.request.id,
+            start=len(run.request.context),
+            token_ids=run.token_ids,
+            logprobs=run.logprobs,
             versions=Versions((VersionRun(version=self.version, tokens=tokens),)),
-            end=end,
-            kv=self._keep_kv(request, tokens, now_s),
-            computed_prompt_tokens=computed,
+            end=run.end,
+            kv=self._keep_kv(run, now_s),
+            computed_prompt_tokens=run.computed,
         )
-        self._deliver(request, chunk)
+        self._deliver(run.request, chunk)
 
-    def _keep_kv(self, request: TurnRequest, produced: int, now_s: float) -> KvHandle | None:
-        if not produced:
-            return None
+    def _keep_kv(self, run: _Running, now_s: float) -> KvHandle | None:
+        request = run.request
         # The last token drawn has not been through a forward pass, so its KV does not exist yet.
-        tokens = len(request.context) + produced - 1
-        self._kv.keep(request.trajectory, tokens)
-        if request.export_kv or request.mode is Mode.PREFILL:
-            return self._kv.export(tokens, self.version, now_s)
-        return None
+        tokens = len(request.context) + run.produced - 1 if run.produced else run.cached
+        if tokens:
+            self._kv.keep(request.trajectory, tokens, run.kv_version)
+        if not (request.export_kv or request.mode is Mode.PREFILL) or tokens <= request.export_from:
+            return None
+        context = (request.context + run.token_ids[: run.produced])[:tokens]
+        return self._kv.export(context, run.kv_version, now_s, request.export_from)
 
     def _emit(self, run: _Running, end: EndReason | None, now_s: float) -> None:
         request, kv = run.request, None
         if end is not None:
             self._running.pop(request.id, None)
-            kv = self._keep_kv(request, run.produced, now_s)
+            kv = self._keep_kv(run, now_s)
         chunk = Chunk(
             request=request.id,
             start=len(request.context) + run.delivered,

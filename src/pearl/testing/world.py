@@ -11,6 +11,7 @@ from pearl.core.state import Gpu, GpuOwner
 from pearl.pipeline.rollout import RESTARTED, RolloutProgress
 from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
 from pearl.pipeline.training_loop import NoHooks, StepOutcome, TrainingHooks
+from pearl.pipeline.workers import Workers
 from pearl.ports import WorkerSpec
 from pearl.records.ids import GpuId, NodeId, TaskId, WeightVersion
 from pearl.records.journal import GroupEntry, StateEntry, TrajectoryEntry, TurnEntry
@@ -84,6 +85,8 @@ class FakeWorld:
         self.hooks: TrainingHooks = hooks or NoHooks()
         self.steps: list[StepOutcome] = []
         self.stages: list[tuple[str, str]] = []
+        self.workers: Workers | None = None
+        """Of the run that goes on or has ended, to change roles with."""
         self.start = start or RunStart(gpus=fake_gpus(parse_shape(recipe.engine.shape).gpus))
 
     @property
@@ -102,8 +105,15 @@ class FakeWorld:
 
     async def run(self) -> RunResult:
         """Run the recipe."""
-        observer = RunObserver(step=self.steps.append, stage=lambda name, text: self.stages.append((name, text)))
+        observer = RunObserver(
+            step=self.steps.append,
+            stage=lambda name, text: self.stages.append((name, text)),
+            workers=self._see,
+        )
         return await run(self.recipe, self.ports, self.start, observer)
+
+    def _see(self, workers: Workers) -> None:
+        self.workers = workers
 
     def resumed_start(self) -> RunStart:
         """Where a run begins that goes on from the last checkpoint."""

@@ -21,7 +21,7 @@ class TestRoot:
 
     def test_help_names_the_commands(self) -> None:
         text = pearl_command("--help").stdout
-        assert all(command in text for command in ("train", "config", "doctor"))
+        assert all(command in text for command in ("train", "profile", "config", "doctor"))
 
     @pytest.mark.parametrize("arguments", [["nonsense"], ["train", "--nonsense"], ["config", "nonsense"]])
     def test_unknown_commands_and_options(self, arguments: list[str]) -> None:
@@ -53,7 +53,7 @@ def test_the_base_install_is_enough_for_all_but_training() -> None:
         "import sys\n"
         f"for name in {HEAVY!r}:\n    sys.modules[name] = None\n"
         "import pearl.config.load, pearl.core.shape, pearl.core.state, pearl.report.journal, pearl.report.panel\n"
-        "import pearl.cli.train, pearl.cli.doctor, pearl.cli.config\n"
+        "import pearl.cli.train, pearl.cli.profile, pearl.cli.doctor, pearl.cli.config\n"
         "from pearl.cli.main import app\n"
         "app(['config', 'check', 'x.toml'])\n"
     )

@@ -24,8 +24,8 @@ def shape(text: str) -> Recipe:
     return Recipe.model_validate({"model": {"path": "m"}, "environment": {"kind": "k"}, "engine": {"shape": text}})
 
 
-@pytest.mark.parametrize("text", ["1C", "4C", "4C@tp1"])
-def test_colocated_workers_are_served(text: str) -> None:
+@pytest.mark.parametrize("text", ["1C", "4C", "4C@tp1", "1P3D", "2P2D+1C", "1P1D1C"])
+def test_workers_of_every_role_are_served(text: str) -> None:
     assert check_shape(shape(text)) == []
 
 
@@ -36,9 +36,9 @@ def test_colocated_workers_are_served(text: str) -> None:
         ("C", "got 'C', want e.g. `2C`"),
         ("0C", "got '0C', want at least 1 worker in each pool"),
         ("2P", "got '2P', which has no decode (D) worker; prefill and decode need each other"),
-        ("1P3D", 'got "1P3D", want colocated workers only, e.g. "4C"'),
-        ("1P1D1C", 'got "1P1D1C", want colocated workers only, e.g. "3C"'),
         ("2C@tp2", 'got "2C@tp2", want tp 1, e.g. "4C"'),
+        ("2P@tp1+1D@tp4", 'got "2P@tp1+1D@tp4", want tp 1, e.g. "2P4D"'),
+        ("2C@tp2+3C@tp1", 'got "2C@tp2+3C@tp1", want tp 1, e.g. "7C"'),
     ],
 )
 def test_other_shapes_are_refused(text: str, message: str) -> None:

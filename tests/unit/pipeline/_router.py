@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from pearl.core.state import Role
 from pearl.pipeline.concurrency import Nursery
-from pearl.pipeline.router import Router, TurnJob
+from pearl.pipeline.router import Router
+from pearl.pipeline.turns import TurnJob
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion, WorkerId
-from pearl.records.tokens import Floats, TokenIds
+from pearl.records.tokens import Floats, TokenIds, Tokens
 from pearl.records.training import LoadMode, LoadReport, Manifest
 from pearl.records.turn import Chunk, Completion, EndReason, KvHandle, Sampling, TurnRequest, Versions
 from pearl.testing.engine import FakeEngine, FakeEngineConfig, fake_token
@@ -28,20 +30,28 @@ def now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-def job(trajectory: str = "t0", *, seed: int = 7, turn: int = 0, tokens: int = 20, min_version: int = 0) -> TurnJob:
+def job(
+    trajectory: str = "t0",
+    *,
+    seed: int = 7,
+    turn: int = 0,
+    tokens: int = 20,
+    min_version: int = 0,
+    context: Tokens = PROMPT,
+) -> TurnJob:
     return TurnJob(
         trajectory=TrajectoryId(trajectory),
         turn=turn,
-        context=PROMPT,
+        context=context,
         sampling=Sampling(seed=seed, stop_token_ids=(FAKE_STOP,)),
         max_new_tokens=tokens,
         min_version=WeightVersion(min_version),
     )
 
 
-def undisturbed(seed: int, count: int) -> list[int]:
-    """What any engine draws behind `PROMPT`: a turn of `count` tokens, the last of them the stop token."""
-    return [fake_token(seed, len(PROMPT) + n) for n in range(count - 1)] + [FAKE_STOP]
+def undisturbed(seed: int, count: int, behind: int = len(PROMPT)) -> list[int]:
+    """What any engine draws behind a context: a turn of `count` tokens, the last of them the stop token."""
+    return [fake_token(seed, behind + n) for n in range(count - 1)] + [FAKE_STOP]
 
 
 @dataclass
@@ -50,6 +60,8 @@ class House:
 
     nursery: Nursery
     max_attempts: int = 8
+    append: int = 64
+    readback: bool = True
     lost: list[tuple[int, str]] = field(default_factory=list)
     engines: dict[int, FakeEngine] = field(default_factory=dict)
     router: Router = field(init=False)
@@ -62,23 +74,51 @@ class House:
             lambda worker, detail: self.lost.append((worker, detail)),
             load_timeout_s=50,
             silence_s=SILENCE_S,
+            append_prefill_tokens=self.append,
+            readback=self.readback,
         )
 
-    def add(self, worker: int, *, version: int = 0, **config: float) -> FakeEngine:
+    def add(
+        self,
+        worker: int,
+        *,
+        version: int = 0,
+        role: Role = Role.COLOCATED,
+        load_s: float = 0.0,
+        ttl_s: float = 60.0,
+        turn_tokens: int = 12,
+        engine: type[FakeEngine] = FakeEngine,
+    ) -> FakeEngine:
         settings = FakeEngineConfig(
-            token_s=0.1, turn_tokens=12, progress_interval_s=0.3, version=version, load_s=config.get("load_s", 0.0)
+            token_s=0.1,
+            turn_tokens=turn_tokens,
+            progress_interval_s=0.3,
+            version=version,
+            load_s=load_s,
+            kv_ttl_s=ttl_s,
         )
-        engine = FakeEngine(settings, worker=worker)
-        engine.share_turn_starts(self._starts)
-        self.engines[worker] = engine
-        self.router.admit(WorkerId(worker), engine, WeightVersion(version))
-        return engine
+        made = engine(settings, worker=worker)
+        made.share_turn_starts(self._starts)
+        self.engines[worker] = made
+        self.router.admit(WorkerId(worker), made, WeightVersion(version), role)
+        return made
+
+    def add_shape(self, text: str, **options: Any) -> None:
+        """One worker for each letter, e.g. `PDD`."""
+        roles = {"P": Role.PREFILL, "D": Role.DECODE, "C": Role.COLOCATED}
+        for worker, letter in enumerate(text):
+            self.add(worker, role=roles[letter], **options)
+
+    def kv_left(self) -> list[object]:
+        """Prefixes and handles on all engines."""
+        kept = [engine.kv for engine in self.engines.values()]
+        return [*(t for kv in kept for t in kv.trajectories), *(h.id for kv in kept for h in kv.handles(now_s()))]
 
     def generate(self, one: TurnJob) -> asyncio.Task[Completion]:
         return self.nursery.spawn(self.router.generate(one), name=f"turn of {one.trajectory}")
 
 
-def in_house(test: Callable[[House], Awaitable[T]], **options: int) -> T:
+def in_house(test: Callable[[House], Awaitable[T]], **options: Any) -> T:
     async def work() -> T:
         async with Nursery() as nursery:
             return await test(House(nursery, **options))
@@ -99,7 +139,14 @@ class Puppet:
         return request
 
     def say(
-        self, request: TurnRequest, ids: list[int], *, offset: int = 0, end: EndReason | None = None, error: str = ""
+        self,
+        request: TurnRequest,
+        ids: list[int],
+        *,
+        offset: int = 0,
+        end: EndReason | None = None,
+        error: str = "",
+        kv: KvHandle | None = None,
     ) -> None:
         self.chunks.put(
             Chunk(
@@ -109,6 +156,7 @@ class Puppet:
                 logprobs=Floats([-token / 8 for token in ids]),
                 versions=Versions.of([(0, len(ids))]),
                 end=end,
+                kv=kv,
                 error=error or None,
             )
         )
@@ -134,3 +182,11 @@ class Puppet:
     async def events(self) -> AsyncIterator[tuple[Chunk, ...]]:
         while True:
             yield await self.chunks.take()
+
+
+class SlowToTake(FakeEngine):
+    """Takes requests after a second."""
+
+    async def submit(self, requests: Sequence[TurnRequest]) -> None:
+        await asyncio.sleep(1)
+        await super().submit(requests)

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from pearl.pipeline.concurrency import GuardExpired, guard
-from pearl.pipeline.router import CONTROL_TIMEOUT_S, TurnJob
+from pearl.pipeline.seat import CONTROL_TIMEOUT_S
+from pearl.pipeline.turns import TurnJob
 from pearl.records.ids import WeightVersion, WorkerId
 from pearl.records.turn import Chunk, Completion, EndReason, Versions
 from tests.unit.pipeline._router import SILENCE_S, House, Puppet, in_house, job, now_s, undisturbed

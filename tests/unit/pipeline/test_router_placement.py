@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from pearl.pipeline.router import STICKY_SLACK
+from pearl.pipeline.placement import STICKY_SLACK
 from pearl.records.ids import TrajectoryId
 from pearl.records.turn import Completion
 from tests.unit.pipeline._router import House, in_house, job, now_s, undisturbed

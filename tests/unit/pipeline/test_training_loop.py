@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from pearl.errors import PearlError, RunFailed, TrainingError
 from pearl.pipeline.rollout import RolloutProgress
 from pearl.pipeline.run import RunResult
+from pearl.ports import EngineStats
 from pearl.records.ids import WeightVersion
 from pearl.records.journal import GroupEntry, StepEntry
 from pearl.records.training import Manifest, TrainingBatch, TrainReport
@@ -180,6 +182,10 @@ def test_each_step_is_journalled_with_what_it_consumed() -> None:
     assert [step.report.version for step in world.steps] == [1, 2]
     assert world.steps[0].rollout_busy_s.keys() == {0, 1}
     assert world.steps[0].rollout_busy_s[0] == pytest.approx(1)  # 4 trajectories side by side
+    assert world.steps[0].rollout_iterations.keys() == {0, 1}
+    iterations, late = world.steps[0].rollout_iterations[0]
+    assert iterations > 0
+    assert late == 0
 
 
 def test_counts_that_an_observer_keeps_stay_as_they_were() -> None:
@@ -337,6 +343,27 @@ def test_a_hook_that_fails_ends_the_run_with_its_error() -> None:
     world.check_ledger()
 
 
+def test_an_observer_hears_of_late_iterations() -> None:
+    world = FakeWorld(fake_recipe(run={"steps": 1}), engine=ENGINE, script=quick)
+
+    async def late_at_the_end() -> RunResult:
+        def change() -> None:
+            engine = world.fleet.engines[1]
+            real = engine.stats
+
+            async def stats() -> EngineStats:
+                return replace(await real(), iterations=12, late_iterations=5)
+
+            engine.stats = stats  # type: ignore[method-assign]
+
+        asyncio.get_running_loop().call_at(1.0, change)
+        return await world.run()
+
+    run_virtual(late_at_the_end())
+    assert world.steps[0].rollout_iterations[1] == (12, 5)
+    assert world.steps[0].rollout_iterations[0][1] == 0
+
+
 def test_a_worker_that_does_not_tell_its_statistics_costs_a_number_and_little_time() -> None:
     world = FakeWorld(fake_recipe(run={"steps": 1}), engine=ENGINE, script=quick)
 
@@ -347,3 +374,4 @@ def test_a_worker_that_does_not_tell_its_statistics_costs_a_number_and_little_ti
 
     run_virtual(hang_at_the_end())
     assert world.steps[0].rollout_busy_s.keys() == {0}
+    assert world.steps[0].rollout_iterations.keys() == {0}

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -36,13 +36,14 @@ class Stage:
 
     nursery: Nursery
     max_restarts: int = 8
+    token_s: float = 0.0
     journal: ListSink = field(default_factory=ListSink)
     fleet: FakeFleet = field(init=False)
     workers: Workers = field(init=False)
 
     def __post_init__(self) -> None:
         def engine(spec: WorkerSpec) -> FakeEngine:
-            return FakeEngine(FakeEngineConfig(load_s=LOAD_S), worker=spec.worker)
+            return FakeEngine(FakeEngineConfig(load_s=LOAD_S, token_s=self.token_s), worker=spec.worker)
 
         self.fleet = FakeFleet(engine, START_S)
         self.workers = Workers(
@@ -70,7 +71,7 @@ class Stage:
         return [str(entry.inputs.get("activity", entry.event)) for entry in entries]
 
 
-def on_stage(test: Callable[[Stage], Awaitable[T]], **options: int) -> T:
+def on_stage(test: Callable[[Stage], Awaitable[T]], **options: Any) -> T:
     async def work() -> T:
         async with Nursery() as nursery:
             return await test(Stage(nursery, **options))

@@ -1,12 +1,13 @@
 """The closing summary."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pearl.report.live import JobSummary
-from pearl.report.summary import render_summary
+from pearl.report.summary import render_summary, write_summary
 
 SUMMARY = JobSummary(
     folder=Path("runs/guess-20250131-120000"),
@@ -57,3 +58,13 @@ class TestSummary:
         assert "staleness   none: every token was drawn by the weights that it trained" in text
         assert "faults      none" in text
         assert text.endswith("restarts    3")
+
+    @pytest.mark.parametrize(("frac", "shown"), [(0.034, "3 %"), (0.0, "0 %")])
+    def test_late_iterations_close_a_paced_run(self, frac: float, shown: str) -> None:
+        text = render_summary(replace(SUMMARY, late_iterations_frac=frac))
+        assert text.endswith(f"\nlate        {shown} of iterations took longer than engine.pacing says")
+
+    @pytest.mark.parametrize("frac", [0.25, None])
+    def test_programs_find_them_too(self, tmp_path: Path, frac: float | None) -> None:
+        write_summary(replace(SUMMARY, folder=tmp_path, late_iterations_frac=frac))
+        assert json.loads((tmp_path / "summary.json").read_text())["late_iterations_frac"] == frac

@@ -178,7 +178,7 @@ def test_a_shut_down_delivers_what_it_has() -> None:
         (request("r", context=TokenIds(range(20))), "got a context of 20 tokens, want 1 .. 19"),
         (request("r", max_new_tokens=0), "got max_new_tokens 0, want >= 1"),
         (request("r", min_version=1), "got min_version 1, want <= 0; load weights first"),
-        (request("r", mode=Mode.DECODE), "got no KV handle of a fake engine"),
+        (request("r", mode=Mode.DECODE), "got no KV handle, want one with mode decode"),
     ],
 )
 def test_a_refusal_says_what_is_wrong(bad: TurnRequest, why: str) -> None:

@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from pearl.errors import WeightsError
 from pearl.records.ids import RequestId
+from pearl.records.training import LoadMode
 from pearl.records.turn import EndReason, Mode, TurnRequest
 from pearl.testing.engine import FakeEngine, FakeEngineConfig
-from tests.unit.testing._engine import FAILED, STOP, Reader, play, request
+from pearl.testing.weights import fake_manifest
+from tests.unit.testing._engine import FAILED, SLOW, STOP, Reader, play, request
 
 
 async def handed_over(prefill: FakeEngine) -> TurnRequest:
@@ -51,7 +54,7 @@ def test_a_decode_needs_kv_that_its_owner_still_has(fault: str) -> None:
         elif fault == "expired":
             await asyncio.sleep(6)
         else:
-            handed = replace(handed, context=handed.context[:10])
+            handed = replace(handed, context=handed.context[:9])
         reader = Reader(decode)
         await decode.submit([handed])
         await asyncio.sleep(1)
@@ -72,5 +75,67 @@ def test_kv_is_exported_on_request() -> None:
         assert handles[0] is not None
         assert (handles[0].tokens, handles[0].size_bytes) == (17, 51)
         assert handles[1] is None
+
+    play(check)
+
+
+def test_an_interrupted_request_exports_what_it_has() -> None:
+    async def check() -> None:
+        engine = FakeEngine(SLOW)
+        reader = Reader(engine)
+        await engine.submit([request("a", export_kv=True), request("b", export_kv=True)])
+        await asyncio.sleep(0.6)  # 2 tokens each
+        await engine.interrupt([RequestId("a")])
+        await asyncio.sleep(0.25)
+        engine.shut_down()
+        await asyncio.sleep(1)
+        exported = {chunk.request: chunk.kv and chunk.kv.tokens for chunk in reader.chunks if chunk.end}
+        assert exported == {"a": 10 + 2 - 1, "b": 10 + 3 - 1}
+
+    play(check)
+
+
+def test_a_request_interrupted_before_its_first_token_exports_what_came_along() -> None:
+    async def check() -> None:
+        owner, engine = FakeEngine(worker=1), FakeEngine(SLOW, worker=2)
+        handed = replace(await handed_over(owner), export_kv=True)
+        reader = Reader(engine)
+        await engine.submit([handed, request("alone", export_kv=True)])
+        await engine.interrupt([handed.id, RequestId("alone")])
+        await asyncio.sleep(1)
+        exported = {chunk.request: chunk.kv and chunk.kv.tokens for chunk in reader.chunks if chunk.end}
+        assert exported == {"d": 10, "alone": None}
+
+    play(check)
+
+
+def test_the_version_of_kv_is_that_of_the_oldest_part() -> None:
+    async def check() -> None:
+        engine = FakeEngine(SLOW)
+        reader = Reader(engine)
+        for name, mode in (("kept", LoadMode.KEEP_KV), ("computed", LoadMode.RECOMPUTE)):
+            before = engine.version
+            await engine.submit([request(name, export_kv=True)])
+            await asyncio.sleep(0.6)
+            await engine.load(fake_manifest(before + 1), mode)
+            await asyncio.sleep(5)
+        handles = [chunk.kv for chunk in reader.chunks if chunk.kv]
+        # The first began at version 0 and kept its KV, the second began at 1 and computed it again at 2.
+        assert [handle.version for handle in handles] == [0, 2]
+
+    play(check)
+
+
+def test_a_sleeper_loads_nothing_and_a_wake_of_who_does_not_sleep_changes_nothing() -> None:
+    async def check() -> None:
+        engine = FakeEngine()
+        reader = Reader(engine)
+        engine.wake()
+        await engine.submit([request("a")])
+        engine.sleep()
+        with pytest.raises(WeightsError, match="it sleeps; wake it first"):
+            await engine.load(fake_manifest(1), LoadMode.RECOMPUTE)
+        await asyncio.sleep(1)
+        assert reader.ends() == {"a": STOP}
 
     play(check)

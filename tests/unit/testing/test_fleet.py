@@ -228,6 +228,23 @@ def test_a_turn_keeps_its_length_from_worker_to_worker() -> None:
     play(check)
 
 
+def test_a_change_of_role_takes_its_time_and_may_be_refused() -> None:
+    async def check() -> None:
+        fleet = FakeFleet(slow_engine)
+        fleet.role_s = 3.0
+        await fleet.start([spec(0)], timeout_s=1)
+        fleet.fail_next_role(W0, "no")
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(EngineError, match="worker 0: no"):
+            await fleet.set_role(W0, Role.DECODE)
+        assert fleet.roles[W0] is Role.COLOCATED
+        await fleet.set_role(W0, Role.DECODE)
+        assert fleet.roles[W0] is Role.DECODE
+        assert asyncio.get_running_loop().time() - began_s == 6
+
+    play(check)
+
+
 def test_a_role_changes_when_the_worker_is_drained() -> None:
     async def check() -> None:
         fleet = FakeFleet(slow_engine)

@@ -42,7 +42,7 @@ class World:
     """A generation, and what it delivers, with the times."""
 
     def __init__(self, config: FakeEngineConfig, output_tokens: Callable[[TurnRequest], int] | None = None) -> None:
-        self.kv = FakeKv(worker=WorkerId(0), capacity_tokens=10**6, bytes_per_token=1, ttl_s=60)
+        self.kv = FakeKv(worker=WorkerId(0), model_hash="m", capacity_tokens=10**6, bytes_per_token=1, ttl_s=60)
         self.chunks: list[tuple[float, Chunk]] = []
         self.generation = Generation(config, self.kv, output_tokens or (lambda _: 6), self._deliver)
 

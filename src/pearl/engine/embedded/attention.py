@@ -96,7 +96,8 @@ class Group:
         queries = queries.reshape(self.rows * kv_heads, self.length * share, width)
         scores = torch.bmm(queries, self._read(keys).transpose(1, 2))
         scores.view(self.rows, kv_heads, self.length, share, self.reach).add_(self.mask)
-        out = torch.bmm(torch.softmax(scores, -1), self._read(values))
+        odds = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
+        out = torch.bmm(odds, self._read(values))
         if self.length > 1:
             out = out.view(self.rows, kv_heads, self.length, share, width).transpose(1, 2)
         out = out.reshape(self.rows * self.length, heads * width)
@@ -108,15 +109,15 @@ class Group:
         return cache[:, :, : self.reach].index_select(0, self.gathered).flatten(0, 1)
 
 
-def groups_of(batch: Batch) -> tuple[Group, ...]:
-    """The groups of a batch, in order of its tokens."""
+def groups_of(batch: Batch, like: Tensor) -> tuple[Group, ...]:
+    """The groups of a batch, in order of its tokens, with tensors on the device and in the precision of `like`."""
     if len(batch.counts) == len(batch.token_slots):
-        return (_group(batch.slots, batch.starts, batch.counts, slice(0, len(batch.counts))),)
+        return (_group(batch.slots, batch.starts, batch.counts, slice(0, len(batch.counts)), like),)
     keys = _group_keys(batch.counts)
     edges = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
     offsets = np.concatenate(([0], np.cumsum(batch.counts)))
     return tuple(
-        _group(batch.slots[a:b], batch.starts[a:b], batch.counts[a:b], slice(int(offsets[a]), int(offsets[b])))
+        _group(batch.slots[a:b], batch.starts[a:b], batch.counts[a:b], slice(int(offsets[a]), int(offsets[b])), like)
         for a, b in itertools.pairwise(edges)
     )
 
@@ -126,7 +127,7 @@ def _group_keys(counts: Ints) -> Ints:
     return np.ceil(np.log2(counts)).astype(np.int64)
 
 
-def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice) -> Group:
+def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice, like: Tensor) -> Group:
     low, span = int(slots[0]), int(slots[-1] - slots[0]) + 1
     length, reach = int(counts.max()), int((starts + counts).max())
     in_place = span <= len(slots) * (MAX_HOLES if length == 1 else 1)
@@ -137,15 +138,16 @@ def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice) -> Group:
     cells = None
     if rows * length > int(counts.sum()):
         inside = np.arange(length) < counts[:, None]
-        cells = torch.from_numpy((row_of[:, None] * length + np.arange(length))[inside])
-    last = torch.from_numpy(row_starts[:, None] + np.arange(length))
-    mask = torch.zeros(rows, length, reach).masked_fill_(torch.arange(reach) > last[:, :, None], -torch.inf)
+        cells = torch.from_numpy((row_of[:, None] * length + np.arange(length))[inside]).to(like.device)
+    last = torch.from_numpy(row_starts[:, None] + np.arange(length)).to(like.device)
+    later = torch.arange(reach, device=like.device) > last[:, :, None]
+    mask = like.new_zeros(rows, length, reach).masked_fill_(later, -torch.inf)
     return Group(
         tokens=tokens,
         rows=rows,
         length=length,
         window=slice(low, low + span),
-        gathered=None if in_place else torch.from_numpy(slots),
+        gathered=None if in_place else torch.from_numpy(slots).to(like.device),
         cells=cells,
         mask=mask.view(rows, 1, length, 1, reach),
         reach=reach,

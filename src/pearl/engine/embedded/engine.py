@@ -10,7 +10,7 @@ One call of `step` is one iteration. The caller takes what was generated with `t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,16 +18,19 @@ import torch
 
 from pearl.config.engine import EngineConfig
 from pearl.engine.embedded.attention import Batch, Ints
+from pearl.engine.embedded.kv import CopyTransport, KvExports, KvTransport, import_kv, kv_refusal
 from pearl.engine.embedded.model import KvCache, Model
+from pearl.engine.embedded.pace import Pace
 from pearl.engine.embedded.sampling import Draw, draw, uniform
 from pearl.engine.embedded.scheduler import Scheduler, refusal
 from pearl.engine.embedded.slots import SlotTable
-from pearl.errors import ConfigError, EngineError
+from pearl.engine.embedded.weights import Place, release_memory
+from pearl.errors import ConfigError, EngineError, WeightsError
 from pearl.ports import EngineInfo, EngineStats
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.tokens import Floats, TokenIds
 from pearl.records.training import LoadMode, LoadReport, Manifest
-from pearl.records.turn import Chunk, EndReason, KvHandle, TurnRequest, Versions
+from pearl.records.turn import Chunk, EndReason, KvHandle, Mode, TurnRequest, Versions
 
 FIRST_WORKER = WorkerId(0)
 INITIAL_VERSION = WeightVersion(0)
@@ -45,15 +48,23 @@ class EmbeddedEngine:
         worker: WorkerId = FIRST_WORKER,
         epoch: int = 0,
         version: WeightVersion = INITIAL_VERSION,
+        transport: KvTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        pace: Pace | None = None,
     ) -> None:
         """Read the model if a folder is given; sets torch's thread count for the calling thread.
 
+        `clock` is what handles expire by: that of the event loop around. `pace` replaces that of the configuration.
+
         Raises:
             ModelError: the folder does not hold a supported checkpoint.
-            ConfigError: the model has fewer positions than `config.max_context_tokens`.
+            ConfigError: the model has fewer positions than `config.max_context_tokens`; there is no such device; the file
+                of `config.pacing` is no profile.
         """
         torch.set_num_threads(config.threads)
-        self._model = model if isinstance(model, Model) else Model.read(model)
+        self._pace = Pace.read(config) if pace is None else pace
+        place = Place.of(config.device, config.dtype)
+        self._model = model if isinstance(model, Model) else Model.read(model, place)
         positions = self._model.architecture.max_positions
         if config.max_context_tokens > positions:
             raise ConfigError(
@@ -64,10 +75,16 @@ class EmbeddedEngine:
         self._worker = worker
         self._epoch = epoch
         self._version = version
-        slots, limit = config.max_sequences, config.max_context_tokens
-        self._cache = KvCache(self._model.architecture, slots, limit)
-        self._table = SlotTable(slots, limit)
-        self._scheduler = Scheduler(self._table, prefill_chunk_tokens=config.prefill_chunk_tokens)
+        budget = config.kv_budget_tokens or config.max_sequences * config.max_context_tokens
+        self._limit = min(config.max_context_tokens, budget)
+        self._slots = budget // self._limit
+        self._cache: KvCache | None = self._new_cache()
+        self._table = SlotTable(self._slots, self._limit)
+        self._scheduler = self._new_scheduler()
+        self._clock = clock
+        self._exports = KvExports(worker=worker, ttl_s=config.kv_ttl_s, transport=transport or CopyTransport())
+        self._load_mode = LoadMode(config.on_load)
+        self._unready: str | None = None
         self._ended: list[Chunk] = []
         self._progress_due_s = -np.inf
         self._generated_tokens = 0
@@ -82,8 +99,8 @@ class EmbeddedEngine:
         return EngineInfo(
             model_hash=self._model.hash,
             epoch=self._epoch,
-            max_context_tokens=self._config.max_context_tokens,
-            kv_capacity_tokens=self._config.max_sequences * self._config.max_context_tokens,
+            max_context_tokens=self._limit,
+            kv_capacity_tokens=self._slots * self._limit,
         )
 
     def submit(self, requests: Sequence[TurnRequest]) -> None:
@@ -114,19 +131,24 @@ class EmbeddedEngine:
             if request is not None:
                 self._ended.append(_without_tokens(request, EndReason.INTERRUPTED))
 
-    def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:  # noqa: ARG002 (the port's signature)
-        """Forget a trajectory's prefix, at the end of its request if one is running; handles are never given out."""
-        self._table.release(trajectory)
+    def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
+        """Take a handle back if one is given, else forget a trajectory's prefix, at the end of its request if one runs."""
+        if kv is None:
+            self._table.release(trajectory)
+        else:
+            self._exports.release(kv)
 
     def load(self, manifest: Manifest, mode: LoadMode) -> LoadReport:
         """Take new weights.
 
         Raises:
-            WeightsError: another model's weights, damaged or vanished bytes; nothing has changed.
+            WeightsError: another model's weights, damaged or vanished bytes, or asleep; nothing has changed.
         """
         began_s = time.perf_counter()
+        if self._cache is None:
+            raise WeightsError(f"worker {self._worker}: load of version {manifest.version}: it sleeps; wake it first")
         self._model.load(manifest)
-        self._version = manifest.version
+        self._version, self._load_mode, self._unready = manifest.version, mode, None
         recomputed = self._table.forget_kv() if mode is LoadMode.RECOMPUTE else 0
         return LoadReport(
             version=manifest.version,
@@ -135,8 +157,31 @@ class EmbeddedEngine:
             recomputed_tokens=recomputed,
         )
 
+    def sleep(self) -> EngineInfo:
+        """Free weights and KV: requests end as interrupted, and KV and handles of before are void (a new epoch)."""
+        running = np.flatnonzero(self._table.running).tolist()
+        self.interrupt([self._table.request(slot).id for slot in running])
+        self.interrupt(self._scheduler.waiting)
+        self._exports.release_all()
+        self._table = SlotTable(self._slots, self._limit)
+        self._scheduler = self._new_scheduler()
+        self._cache = None
+        self._model.unload()
+        release_memory(self._model.place.device)
+        self._epoch += 1
+        self._unready = "it sleeps; wake it and load weights"
+        return self.info()
+
+    def wake(self) -> EngineInfo:
+        """Take memory for KV again; weights must be loaded before it serves."""
+        if self._cache is None:
+            self._cache = self._new_cache()
+            self._unready = "it woke without weights; load some"
+        return self.info()
+
     def stats(self) -> EngineStats:
         """Counters since start, and the load now."""
+        self._exports.expire(self._clock())
         return EngineStats(
             version=self._version,
             running=self._table.running_count,
@@ -146,6 +191,7 @@ class EmbeddedEngine:
             computed_prompt_tokens=self._computed_prompt_tokens,
             iterations=self._iterations,
             busy_s=self._busy_s,
+            late_iterations=0 if self._pace is None else self._pace.late_iterations,
         )
 
     # -- iterations -------------------------------------------------------------------------------------------------
@@ -153,12 +199,21 @@ class EmbeddedEngine:
     def step(self) -> bool:
         """Run one iteration; False when there was nothing to do."""
         began_s = time.perf_counter()
+        if self._pace is not None:
+            self._pace.begin()
+        cache = self._cache
+        if cache is None:
+            return False
         for slot in self._scheduler.admit():
-            self._cache.clear(slot)
+            cache.clear(slot)
+        for slot in self._scheduler.take_started():
+            self._import(cache, slot)
         batch = self._scheduler.batch()
         if batch is None:
             return False
-        self._iterate(batch)
+        self._iterate(cache, batch)
+        if self._pace is not None:
+            self._pace.end(batch)
         self._iterations += 1
         self._busy_s += time.perf_counter() - began_s
         return True
@@ -177,12 +232,22 @@ class EmbeddedEngine:
                 self._progress_due_s = now_s + self._config.progress_interval_s
         return tuple(chunks)
 
-    def _iterate(self, batch: Batch) -> None:
+    def _import(self, cache: KvCache, slot: int) -> None:
+        """Take over the KV that came with a request, unless it is of weights that the engine has left behind."""
+        table, handle = self._table, self._table.request(slot).kv
+        if handle is None or (handle.version != self._version and self._load_mode is LoadMode.RECOMPUTE):
+            return
+        held = int(table.cached[slot])
+        table.cached[slot] = import_kv(cache, slot, handle, held, int(table.length[slot]) - 1)
+        table.kv_version[slot] = min(int(table.kv_version[slot]), handle.version) if held else handle.version
+
+    def _iterate(self, cache: KvCache, batch: Batch) -> None:
         table, slots = self._table, batch.slots
+        table.kv_version[slots[batch.starts == 0]] = self._version
         reached = batch.starts + batch.counts
         complete = reached == table.length[slots]
         logits = self._model.forward(
-            self._cache, batch, table.token_ids[batch.token_slots, batch.token_positions], batch.lasts[complete]
+            cache, batch, table.token_ids[batch.token_slots, batch.token_positions], batch.lasts[complete]
         )
         context = np.clip(table.prompt[slots] - batch.starts, 0, batch.counts)
         table.computed[slots] += context
@@ -215,26 +280,51 @@ class EmbeddedEngine:
     # -- ends -------------------------------------------------------------------------------------------------------
 
     def _refusal(self, request: TurnRequest) -> str | None:
-        fault = refusal(
+        fault = self._unready or refusal(
             request,
             vocabulary=self._model.architecture.vocabulary,
-            max_context_tokens=self._config.max_context_tokens,
+            max_context_tokens=self._limit,
             version=self._version,
         )
+        if fault is None:
+            fault = kv_refusal(request, self._model, self._clock())
         if fault is None and self._scheduler.serves(request.trajectory):
             return f"trajectory {request.trajectory}: has a request here already, want one at a time"
         return fault
 
     def _end(self, slot: int, end: EndReason) -> None:
-        self._ended.append(self._chunk(slot, end))
+        kv = self._export(slot)
+        self._ended.append(self._chunk(slot, end, kv=kv))
         self._table.end(slot)
+
+    def _export(self, slot: int) -> KvHandle | None:
+        table, request = self._table, self._table.request(slot)
+        cached = int(table.cached[slot])
+        if (
+            self._cache is None
+            or not (request.export_kv or request.mode is Mode.PREFILL)
+            or cached <= request.export_from
+        ):
+            return None
+        return self._exports.export(
+            self._cache,
+            self._model,
+            slot,
+            request,
+            TokenIds(table.token_ids[slot, :cached]),
+            epoch=self._epoch,
+            version=WeightVersion(int(table.kv_version[slot])),
+            now_s=self._clock(),
+        )
 
     def _fail(self, slot: int, fault: str) -> None:
         name = self._name(self._table.request(slot).id)
         self._ended.append(self._chunk(slot, EndReason.FAILED, f"{name}: {fault}"))
         self._table.end(slot, keep=False)  # whoever takes the slot next clears it
 
-    def _chunk(self, slot: int, end: EndReason | None = None, error: str | None = None) -> Chunk:
+    def _chunk(
+        self, slot: int, end: EndReason | None = None, error: str | None = None, kv: KvHandle | None = None
+    ) -> Chunk:
         table = self._table
         token_ids, logprobs, versions = table.undelivered(slot)
         start = int(table.reported[slot])
@@ -246,8 +336,19 @@ class EmbeddedEngine:
             logprobs=logprobs,
             versions=versions,
             end=end,
+            kv=kv,
             computed_prompt_tokens=int(table.computed[slot]),
             error=error,
+        )
+
+    def _new_cache(self) -> KvCache:
+        return KvCache(self._model.architecture, self._slots, self._limit, self._model.place)
+
+    def _new_scheduler(self) -> Scheduler:
+        return Scheduler(
+            self._table,
+            prefill_chunk_tokens=self._config.prefill_chunk_tokens,
+            max_running=min(self._config.max_sequences, self._slots),
         )
 
     def _name(self, request: RequestId) -> str:

@@ -1,7 +1,7 @@
-"""Forward pass of the Qwen3 dense family over a slot KV cache, functional and eager.
+"""Forward pass of the Qwen3, Qwen3-MoE and Llama families over a slot KV cache, functional and eager.
 
-Source: Qwen3 technical report, arXiv:2505.09388 (grouped-query attention, q / k norm, rotary embedding, SwiGLU). Equal to
-the transformers implementation to float32 rounding.
+Sources: Qwen3 technical report, arXiv:2505.09388; Llama 3, arXiv:2407.21783 (grouped-query attention, rotary embedding,
+SwiGLU; q / k norm and experts in Qwen3). Equal to the transformers implementation to float32 rounding.
 """
 
 from __future__ import annotations
@@ -14,25 +14,40 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from pearl.engine.embedded.architecture import Architecture, read_architecture
+from pearl.engine.embedded.architecture import Architecture, Experts, read_architecture
 from pearl.engine.embedded.attention import Batch, Group, Ints, groups_of
-from pearl.engine.embedded.weights import LayerWeights, TensorKind, Weights, hash_of, read_checkpoint, read_manifest
+from pearl.engine.embedded.weights import (
+    HOST,
+    LayerWeights,
+    Place,
+    TensorKind,
+    Weights,
+    hash_of,
+    read_checkpoint,
+    read_manifest,
+)
+from pearl.errors import EngineError
 from pearl.records.training import Manifest
 
 
 class KvCache:
-    """Keys (rotated) and values of every slot, `[layers, slots, kv_heads, positions, head_dim]`, float32.
+    """Keys (rotated) and values of every slot, `[layers, slots, kv_heads, positions, head_dim]`.
 
     What a slot holds beyond its sequence's length is stale and must stay finite, since a masked position still takes part
     as zero times its value: hence `clear`.
     """
 
-    def __init__(self, architecture: Architecture, slots: int, positions: int) -> None:
+    def __init__(self, architecture: Architecture, slots: int, positions: int, place: Place = HOST) -> None:
         shape = (architecture.layers, slots, architecture.kv_heads, positions, architecture.head_dim)
-        self.keys = torch.zeros(shape)
-        self.values = torch.zeros(shape)
+        self.keys = torch.zeros(shape, device=place.device, dtype=place.dtype)
+        self.values = torch.zeros(shape, device=place.device, dtype=place.dtype)
         self._positions = positions
         self._kv_heads = architecture.kv_heads
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of keys and values."""
+        return 2 * self.keys.numel() * self.keys.element_size()
 
     def clear(self, slot: int) -> None:
         """Zero a slot."""
@@ -42,25 +57,33 @@ class KvCache:
     def rows(self, batch: Batch) -> Tensor:
         """Rows `[N kv_heads]` of a layer's cache, seen as `[slots kv_heads positions, head_dim]`, for the new tokens."""
         heads = batch.token_slots[:, None] * self._kv_heads + np.arange(self._kv_heads)
-        return torch.from_numpy((heads * self._positions + batch.token_positions[:, None]).ravel())
+        rows = torch.from_numpy((heads * self._positions + batch.token_positions[:, None]).ravel())
+        return rows.to(self.keys.device)
 
 
 class Model:
-    """Architecture and current weights."""
+    """Architecture and current weights; without weights (`unload`) it can do nothing but `load`."""
 
     def __init__(
-        self, architecture: Architecture, weights: Weights, kinds: dict[str, TensorKind], positions: int | None = None
+        self,
+        architecture: Architecture,
+        weights: Weights,
+        kinds: dict[str, TensorKind],
+        positions: int | None = None,
+        place: Place = HOST,
     ) -> None:
         self.architecture = architecture
-        self.weights = weights
+        self.weights: Weights | None = weights
         self.kinds = kinds
+        self.place = place
         self.hash = hash_of(kinds)
-        self._norm = _Norm(architecture.hidden, architecture.norm_epsilon)
-        self._head_norm = _Norm(architecture.head_dim, architecture.norm_epsilon)
-        self._rotation = _rotation(architecture, positions or architecture.max_positions)
+        self._norm = _Norm(architecture.hidden, architecture.norm_epsilon, place)
+        self._head_norm = _Norm(architecture.head_dim, architecture.norm_epsilon, place)
+        turns = architecture.rotary.rotation(architecture.head_dim, positions or architecture.max_positions)
+        self._rotation = turns.to(place.device)
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
+    def read(cls, folder: Path, place: Place = HOST) -> Self:
         """Read a Hugging Face folder.
 
         Raises:
@@ -68,7 +91,8 @@ class Model:
         """
         architecture = read_architecture(folder)
         checkpoint = read_checkpoint(folder, architecture)
-        return cls(architecture, Weights.fuse(architecture, checkpoint.tensors), dict(checkpoint.kinds))
+        weights = Weights.fuse(architecture, checkpoint.tensors, place)
+        return cls(architecture, weights, dict(checkpoint.kinds), place=place)
 
     def load(self, manifest: Manifest) -> None:
         """Take the weights of a published version; on any fault the old ones stay.
@@ -77,7 +101,11 @@ class Model:
             WeightsError: see `read_manifest`.
         """
         tensors = read_manifest(manifest, self.kinds)
-        self.weights = Weights.fuse(self.architecture, tensors)
+        self.weights = Weights.fuse(self.architecture, tensors, self.place)
+
+    def unload(self) -> None:
+        """Free the weights."""
+        self.weights = None
 
     @torch.inference_mode()
     def forward(self, cache: KvCache, batch: Batch, token_ids: Ints, wanted: Ints) -> Tensor:
@@ -88,21 +116,25 @@ class Model:
             wanted: shape `[n]`: indices among the N whose logits are wanted.
 
         Returns:
-            Logits, shape `[n, vocabulary]`, float32.
+            Logits, shape `[n, vocabulary]`, in the model's precision.
         """
         weights = self.weights
-        groups = groups_of(batch)
+        if weights is None:
+            raise EngineError("the model has no weights; load some first")
+        groups = groups_of(batch, cache.keys)
         rows = cache.rows(batch)
-        rotation = self._rotation[torch.from_numpy(batch.token_positions)].unsqueeze(1)
-        hidden = weights.embedding[torch.from_numpy(token_ids)]
+        rotation = self._rotation[self._index(batch.token_positions)].unsqueeze(1)
+        hidden = weights.embedding[self._index(token_ids)]
         for index, layer in enumerate(weights.layers):
             keys, values = cache.keys[index], cache.values[index]
             mixed = self._attention(layer, self._norm(hidden), rotation, keys, values, rows, groups)
             hidden = torch.addmm(hidden, mixed, layer.out)
-            gate, up = torch.mm(self._norm(hidden), layer.gate_up).chunk(2, -1)
-            hidden = torch.addmm(hidden, silu(gate).mul_(up), layer.down)
-        last = hidden if len(wanted) == len(hidden) else hidden[torch.from_numpy(wanted)]
+            hidden = self._mlp(layer, hidden)
+        last = hidden if len(wanted) == len(hidden) else hidden[self._index(wanted)]
         return linear(self._norm(last).mul_(weights.norm), weights.head)
+
+    def _index(self, array: Ints) -> Tensor:
+        return torch.from_numpy(array).to(self.place.device)
 
     def _attention(
         self,
@@ -118,32 +150,57 @@ class Model:
         a = self.architecture
         qkv = torch.mm(inputs, layer.qkv).view(len(inputs), -1, a.head_dim)
         split = a.heads + a.kv_heads
-        qk = self._head_norm(qkv[:, :split]).mul_(layer.head_norms)
-        pairs = torch.view_as_complex(qk.view(len(inputs), split, -1, 2))
-        qk = torch.view_as_real(pairs * rotation).flatten(-2)
+        qk = qkv[:, :split]
+        if layer.head_norms is not None:
+            qk = self._head_norm(qk).mul_(layer.head_norms)
+        pairs = torch.view_as_complex(qk.float().reshape(len(inputs), split, -1, 2))
+        qk = torch.view_as_real(pairs * rotation).flatten(-2).to(qkv.dtype)
         keys.view(-1, a.head_dim).index_copy_(0, rows, qk[:, a.heads :].reshape(-1, a.head_dim))
         values.view(-1, a.head_dim).index_copy_(0, rows, qkv[:, split:].reshape(-1, a.head_dim))
         queries = qk[:, : a.heads]
         outs = [group.attend(queries[group.tokens], keys, values) for group in groups]
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
+    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
+        inputs, experts = self._norm(hidden), self.architecture.experts
+        if layer.router is not None and experts is not None:
+            return _mix_experts(layer, layer.router, experts, inputs, hidden)
+        gate, up = torch.mm(inputs, layer.gate_up).chunk(2, -1)
+        return torch.addmm(hidden, silu(gate).mul_(up), layer.down)
+
+
+def _mix_experts(layer: LayerWeights, router: Tensor, experts: Experts, inputs: Tensor, hidden: Tensor) -> Tensor:
+    """Add to each token what its experts make of it; each expert runs once, over all its tokens."""
+    odds = torch.softmax(torch.mm(inputs, router).float(), -1)
+    shares, chosen = odds.topk(experts.per_token, -1)
+    if experts.normalised:
+        shares = shares / shares.sum(-1, keepdim=True)
+    order = chosen.flatten().argsort(stable=True)
+    tokens = order // experts.per_token
+    weights = shares.flatten()[order].to(inputs.dtype).unsqueeze(1)
+    taken = inputs[tokens]
+    out = hidden.clone()
+    start = 0
+    for expert, count in enumerate(torch.bincount(chosen.flatten(), minlength=experts.count).tolist()):
+        if count:
+            mine = slice(start, start + count)
+            gate, up = torch.mm(taken[mine], layer.gate_up[expert]).chunk(2, -1)
+            made = torch.mm(silu(gate).mul_(up), layer.down[expert]).mul_(weights[mine])
+            out.index_add_(0, tokens[mine], made)
+            start += count
+    return out
+
 
 class _Norm:
-    """Root-mean-square norm over the last dimension, without gain."""
+    """Root-mean-square norm over the last dimension, without gain; computed in float32."""
 
-    def __init__(self, width: int, epsilon: float) -> None:
+    def __init__(self, width: int, epsilon: float, place: Place) -> None:
         # Mean and epsilon as one matrix product: a reduction and an addition cost three times as much at these sizes.
-        self._mean = torch.full((width, 1), 1.0 / width)
-        self._epsilon = torch.full((1, 1), epsilon)
+        self._mean = torch.full((width, 1), 1.0 / width, device=place.device)
+        self._epsilon = torch.full((1, 1), epsilon, device=place.device)
 
     def __call__(self, values: Tensor) -> Tensor:
-        squares = (values * values).view(-1, values.shape[-1])
+        exact = values.float()
+        squares = (exact * exact).view(-1, values.shape[-1])
         scale = torch.addmm(self._epsilon, squares, self._mean).rsqrt_()
-        return values * scale.view(*values.shape[:-1], 1)
-
-
-def _rotation(architecture: Architecture, positions: int) -> Tensor:
-    """Unit complex numbers `[positions, head_dim / 2]` by which interleaved pairs are turned."""
-    exponents = torch.arange(0, architecture.head_dim, 2, dtype=torch.float32) / architecture.head_dim
-    angles = torch.outer(torch.arange(positions, dtype=torch.float32), 1.0 / architecture.rotary_base**exponents)
-    return torch.polar(torch.ones_like(angles), angles)
+        return (exact * scale.view(*values.shape[:-1], 1)).to(values.dtype)

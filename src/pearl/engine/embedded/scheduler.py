@@ -4,7 +4,8 @@ Laws of continuous batching:
 
 - every running sequence with one token to compute (decode) is in every iteration;
 - longer remainders (prefill) share `prefill_chunk_tokens` per iteration, in order of arrival, and may be cut anywhere;
-- a request whose trajectory owns a slot starts at once; others wait first in, first out, for a free or idle slot.
+- a request whose trajectory owns a slot starts at once; others wait first in, first out, for a free or idle slot;
+- at most `max_running` requests run; slots beyond them keep the prefixes of trajectories that act.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ from pearl.engine.embedded.attention import Batch, Ints
 from pearl.engine.embedded.slots import SlotTable
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion
 from pearl.records.tokens import TokenIds
-from pearl.records.turn import Mode, TurnRequest
+from pearl.records.turn import TurnRequest
 
 
 class Scheduler:
     """Admission and batch building over a slot table."""
 
-    def __init__(self, table: SlotTable, *, prefill_chunk_tokens: int) -> None:
+    def __init__(self, table: SlotTable, *, prefill_chunk_tokens: int, max_running: int) -> None:
         self._table = table
+        self._max_running = max_running
+        self._started: list[int] = []
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._waiting: dict[RequestId, TurnRequest] = {}
         self._waiting_trajectories: set[TrajectoryId] = set()
@@ -33,6 +36,11 @@ class Scheduler:
     def waiting_count(self) -> int:
         """Requests that have no slot yet."""
         return len(self._waiting)
+
+    @property
+    def waiting(self) -> tuple[RequestId, ...]:
+        """Requests that have not started yet, in order."""
+        return tuple(self._waiting)
 
     def holds(self, request: RequestId) -> bool:
         """Whether a request is running or waiting."""
@@ -49,7 +57,7 @@ class Scheduler:
         """Queue a request that was checked with `refusal`."""
         self._waiting[request.id] = request
         self._waiting_trajectories.add(request.trajectory)
-        if self._table.slot_of(request.trajectory) is not None:
+        if self._has_room() and self._table.slot_of(request.trajectory) is not None:
             self._start(request)
 
     def withdraw(self, request: RequestId) -> TurnRequest | None:
@@ -62,14 +70,23 @@ class Scheduler:
     def admit(self) -> tuple[int, ...]:
         """Start waiting requests while there are slots; returns the slots that changed hands."""
         taken: list[int] = []
-        while self._waiting:
+        while self._waiting and self._has_room():
             request = next(iter(self._waiting.values()))
-            slot = self._table.take(request.trajectory)
-            if slot is None:
-                break
+            if self._table.slot_of(request.trajectory) is None:
+                slot = self._table.take(request.trajectory)
+                if slot is None:
+                    break
+                taken.append(slot)
             self._start(request)
-            taken.append(slot)
         return tuple(taken)
+
+    def take_started(self) -> tuple[int, ...]:
+        """Slots in which a request started since the last call, and still runs."""
+        started, self._started = self._started, []
+        return tuple(slot for slot in dict.fromkeys(started) if self._table.running[slot])
+
+    def _has_room(self) -> bool:
+        return self._table.running_count < self._max_running
 
     def batch(self) -> Batch | None:
         """Build the next iteration, None when nothing is running."""
@@ -96,22 +113,24 @@ class Scheduler:
         assert isinstance(request.context, TokenIds), f"request {request.id} was not checked"
         self.withdraw(request.id)
         self._table.start(slot, request, request.context.array.astype(np.int64))
+        self._started.append(slot)
 
 
 def refusal(request: TurnRequest, *, vocabulary: int, max_context_tokens: int, version: WeightVersion) -> str | None:
     """Why an engine cannot serve a request: what was got and what is allowed; None when it can."""
     context, sampling = request.context, request.sampling
-    if request.mode is not Mode.COLOCATED:
-        return f"mode: got {request.mode.value}, want {Mode.COLOCATED.value} (the embedded engine does not move KV)"
-    if request.kv is not None or request.export_kv:
-        return "kv, export_kv: got a hand-off, want none (the embedded engine does not move KV)"
     if not isinstance(context, TokenIds):
         return f"context: got {type(context).__name__}, want TokenIds"
     if not 1 <= len(context) < max_context_tokens:
-        return f"context: got {len(context)} tokens, want 1 .. {max_context_tokens - 1} (engine.max_context_tokens - 1)"
+        return (
+            f"context: got {len(context)} tokens, want 1 .. {max_context_tokens - 1} (one less than "
+            "engine.max_context_tokens, and than engine.kv_budget_tokens)"
+        )
     low, high = int(context.array.min()), int(context.array.max())
     if low < 0 or high >= vocabulary:
         return f"context: got token ids {low} .. {high}, want 0 .. {vocabulary - 1} (the model's vocabulary)"
+    if request.export_from < 0:
+        return f"export_from: got {request.export_from}, want >= 0"
     if request.max_new_tokens < 1:
         return f"max_new_tokens: got {request.max_new_tokens}, want >= 1"
     if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):

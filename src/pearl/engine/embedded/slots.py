@@ -21,7 +21,7 @@ import numpy.typing as npt
 from pearl.engine.embedded.attention import Ints
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion
 from pearl.records.tokens import Floats, TokenIds
-from pearl.records.turn import TurnRequest, VersionRun, Versions
+from pearl.records.turn import Mode, TurnRequest, VersionRun, Versions
 
 STOP_IDS = 4
 """Stop tokens per request that the table starts with room for."""
@@ -47,6 +47,8 @@ class SlotTable:
         """Tokens before this position have been delivered."""
         self.limit = np.zeros(slots, dtype=np.int64)
         """Length at which the running request ends."""
+        self.kv_version = np.zeros(slots, dtype=np.int64)
+        """Oldest weights that computed KV in the slot."""
         self.temperature = np.zeros(slots, dtype=np.float64)
         self.seed = np.zeros(slots, dtype=np.uint64)
         self.stops = np.full((slots, STOP_IDS), _NO_TOKEN, dtype=np.int64)
@@ -120,7 +122,8 @@ class SlotTable:
         self.token_ids[slot, shared:tokens] = context[shared:]
         self.cached[slot] = min(int(self.cached[slot]), shared, tokens - 1)
         self.length[slot] = self.prompt[slot] = self.reported[slot] = tokens
-        self.limit[slot] = min(tokens + request.max_new_tokens, self.token_ids.shape[1])
+        new = 1 if request.mode is Mode.PREFILL else request.max_new_tokens
+        self.limit[slot] = min(tokens + new, self.token_ids.shape[1])
         self.computed[slot] = 0
         self.temperature[slot] = request.sampling.temperature
         self.seed[slot] = request.sampling.seed

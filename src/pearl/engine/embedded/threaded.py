@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from pearl.config.engine import EngineConfig
 from pearl.engine.embedded.engine import FIRST_WORKER, EmbeddedEngine
+from pearl.engine.embedded.kv import KvTransport
 from pearl.errors import EngineError, PearlError, WorkerLost
 from pearl.ports import EngineInfo, EngineStats
 from pearl.records.ids import RequestId, TrajectoryId, WorkerId
@@ -58,9 +59,12 @@ class ThreadedEngine:
         *,
         worker: WorkerId = FIRST_WORKER,
         epoch: int = 0,
+        transport: KvTransport | None = None,
         make: Callable[[], EmbeddedEngine] | None = None,
     ) -> ThreadedEngine:
         """Start the thread and load the model in it; `make` replaces the engine, for tests.
+
+        `transport` moves exported KV to where other processes can fetch it; by default it stays in this one.
 
         Raises:
             ModelError: the folder does not hold a supported checkpoint.
@@ -68,7 +72,7 @@ class ThreadedEngine:
         """
         engine = cls(worker)
         ready: asyncio.Future[EngineInfo] = engine._loop.create_future()
-        build = make or partial(EmbeddedEngine, model, config, worker=worker, epoch=epoch)
+        build = make or partial(EmbeddedEngine, model, config, worker=worker, epoch=epoch, transport=transport)
         engine._thread = threading.Thread(
             target=engine._run, args=(build, ready), name=f"pearl-engine-{worker}", daemon=True
         )
@@ -114,7 +118,7 @@ class ThreadedEngine:
         self._commands.put(lambda engine: engine.interrupt(chosen))
 
     async def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
-        """Forget the cached prefix of a trajectory."""
+        """Forget a handle if one is given, else the cached prefix of a trajectory."""
         self._check_alive()
         self._commands.put(lambda engine: engine.release(trajectory, kv))
 
@@ -126,6 +130,16 @@ class ThreadedEngine:
             WorkerLost: the thread is gone.
         """
         return await self._ask(lambda engine: engine.load(manifest, mode))
+
+    async def sleep(self) -> EngineInfo:
+        """Free weights and KV; running requests end as interrupted."""
+        self._info = await self._ask(lambda engine: engine.sleep())
+        return self._info
+
+    async def wake(self) -> EngineInfo:
+        """Take memory for KV again; load weights before it serves."""
+        self._info = await self._ask(lambda engine: engine.wake())
+        return self._info
 
     async def stats(self) -> EngineStats:
         """Counters since start, and the load now."""

@@ -9,12 +9,14 @@ Fused form (what makes the forward pass short):
 - q, k, v are one matrix, gate and up are one matrix;
 - head dimensions of q and k are interleaved, `(i, i + head_dim / 2)` side by side, so that the rotary embedding is one
   complex multiplication; scores do not change, as q and k move alike;
-- the softmax scale `head_dim ** -0.5` is part of the q norm.
+- the softmax scale `head_dim ** -0.5` is part of the q norm or, where there is none, of the q projection.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import sys
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,13 +28,50 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from pearl.engine.embedded.architecture import Architecture
-from pearl.errors import ModelError, WeightsError
+from pearl.errors import ConfigError, ModelError, WeightsError
 from pearl.records.training import Manifest, Shard, model_hash
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = ("F32", "BF16", "F16")
-"""What a checkpoint may hold; computation is in float32."""
+"""What a checkpoint may hold, whatever the engine computes in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an engine computes, and in which precision."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, device: str, dtype: str) -> Self:
+        """Read `engine.device` (`auto`: a GPU where there is one) and `engine.dtype`.
+
+        Raises:
+            ConfigError: there is no such device here.
+        """
+        gpu = torch.cuda.is_available()
+        name = ("cuda" if gpu else "cpu") if device == "auto" else device
+        if name.startswith("cuda") and not gpu:
+            raise ConfigError(f"engine.device: got {device}, want cpu or auto (torch finds no GPU here)")
+        return cls(device=torch.device(name), dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Bring a tensor there."""
+        return tensor.to(self.device, self.dtype)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give memory that torch has freed back to the device, or to the operating system."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif sys.platform == "linux":
+        # Small tensors come from the C library's heap, which keeps what is freed.
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+HOST = Place(device=torch.device("cpu"), dtype=torch.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,23 +95,25 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One decoder layer, fused, each matrix `[in, out]`; h = hidden, d = head_dim."""
+    """One decoder layer, fused, each matrix `[in, out]`; h = hidden, d = head_dim, E = experts."""
 
     qkv: Tensor
     """Shape `[h, (heads + 2 kv_heads) d]`."""
-    head_norms: Tensor
-    """Shape `[heads + kv_heads, d]`: q norm (with the softmax scale) per head, k norm per KV head."""
+    head_norms: Tensor | None
+    """Shape `[heads + kv_heads, d]`: q norm (with the softmax scale) per head, k norm per KV head; None for Llama."""
     out: Tensor
     """Shape `[heads d, h]`."""
     gate_up: Tensor
-    """Shape `[h, 2 intermediate]`."""
+    """Shape `[h, 2 intermediate]`; with experts `[E, h, 2 intermediate]`."""
     down: Tensor
-    """Shape `[intermediate, h]`."""
+    """Shape `[intermediate, h]`; with experts `[E, intermediate, h]`."""
+    router: Tensor | None
+    """Shape `[h, E]`; None for a layer with an MLP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Everything that the forward pass multiplies by, float32."""
+    """Everything that the forward pass multiplies by, in one dtype on one device."""
 
     embedding: Tensor
     """Shape `[vocabulary, h]`."""
@@ -83,39 +124,74 @@ class Weights:
     """Shape `[vocabulary, h]`; the embedding itself when tied."""
 
     @classmethod
-    def fuse(cls, architecture: Architecture, tensors: Mapping[str, Tensor]) -> Self:
-        """Fuse the tensors of a checkpoint, given under their stored names."""
-        embedding = tensors["model.embed_tokens.weight"].float()
+    def fuse(cls, architecture: Architecture, tensors: Mapping[str, Tensor], place: Place = HOST) -> Self:
+        """Fuse the tensors of a checkpoint, given under their stored names; layer by layer, to need little memory."""
+        embedding = place.put(tensors["model.embed_tokens.weight"])
         return cls(
             embedding=embedding,
-            layers=tuple(_fuse_layer(architecture, tensors, layer) for layer in range(architecture.layers)),
-            norm=tensors["model.norm.weight"].float(),
-            head=embedding if architecture.tied else tensors["lm_head.weight"].float(),
+            layers=tuple(
+                _LayerFuser(architecture, tensors, layer, place).fuse() for layer in range(architecture.layers)
+            ),
+            norm=place.put(tensors["model.norm.weight"]),
+            head=embedding if architecture.tied else place.put(tensors["lm_head.weight"]),
         )
 
 
-def _fuse_layer(architecture: Architecture, tensors: Mapping[str, Tensor], layer: int) -> LayerWeights:
-    def tensor(name: str) -> Tensor:
-        return tensors[f"model.layers.{layer}.{name}.weight"].float()
+class _LayerFuser:
+    """Fuses one layer, in float32 on the device, whatever the weights end as."""
 
-    width = architecture.head_dim
-    halves = torch.arange(width).view(2, width // 2).t().flatten()
+    def __init__(self, architecture: Architecture, tensors: Mapping[str, Tensor], layer: int, place: Place) -> None:
+        self._architecture, self._tensors, self._layer, self._place = architecture, tensors, layer, place
 
-    def interleaved(projection: Tensor) -> Tensor:
-        return projection.view(-1, width, architecture.hidden)[:, halves].flatten(0, 1)
+    def fuse(self) -> LayerWeights:
+        gate_up, down, router = self._mlp()
+        qkv, head_norms = self._attention()
+        return LayerWeights(
+            qkv=qkv,
+            head_norms=head_norms,
+            out=self._put(self._tensor("self_attn.o_proj").t()),
+            gate_up=gate_up,
+            down=down,
+            router=router,
+        )
 
-    projections = (interleaved(tensor("self_attn.q_proj")), interleaved(tensor("self_attn.k_proj")))
-    q_norm = tensor("self_attn.q_norm")[halves] * width**-0.5
-    k_norm = tensor("self_attn.k_norm")[halves]
-    qkv = torch.cat((*projections, tensor("self_attn.v_proj"))) * tensor("input_layernorm")
-    gate_up = torch.cat((tensor("mlp.gate_proj"), tensor("mlp.up_proj"))) * tensor("post_attention_layernorm")
-    return LayerWeights(
-        qkv=qkv.t().contiguous(),
-        head_norms=torch.cat((q_norm.expand(architecture.heads, -1), k_norm.expand(architecture.kv_heads, -1))),
-        out=tensor("self_attn.o_proj").t().contiguous(),
-        gate_up=gate_up.t().contiguous(),
-        down=tensor("mlp.down_proj").t().contiguous(),
-    )
+    def _tensor(self, name: str) -> Tensor:
+        return self._tensors[f"model.layers.{self._layer}.{name}.weight"].to(self._place.device, torch.float32)
+
+    def _put(self, tensor: Tensor) -> Tensor:
+        return self._place.put(tensor).contiguous()
+
+    def _attention(self) -> tuple[Tensor, Tensor | None]:
+        a = self._architecture
+        width, scale = a.head_dim, a.head_dim**-0.5
+        halves = torch.arange(width, device=self._place.device).view(2, width // 2).t().flatten()
+
+        def interleaved(name: str) -> Tensor:
+            return self._tensor(name).view(-1, width, a.hidden)[:, halves].flatten(0, 1)
+
+        queries, keys = interleaved("self_attn.q_proj"), interleaved("self_attn.k_proj")
+        norms = None
+        if a.head_norms:
+            q_norm, k_norm = (self._tensor(f"self_attn.{name}_norm")[halves] for name in "qk")
+            norms = self._put(torch.cat(((q_norm * scale).expand(a.heads, -1), k_norm.expand(a.kv_heads, -1))))
+        else:
+            queries = queries * scale
+        qkv = torch.cat((queries, keys, self._tensor("self_attn.v_proj"))) * self._tensor("input_layernorm")
+        return self._put(qkv.t()), norms
+
+    def _mlp(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        gain = self._tensor("post_attention_layernorm")
+        experts = self._architecture.experts
+        if experts is None or not self._architecture.has_experts(self._layer):
+            return self._gate_up("mlp", gain), self._put(self._tensor("mlp.down_proj").t()), None
+        names = [f"mlp.experts.{expert}" for expert in range(experts.count)]
+        gate_up = torch.stack([self._gate_up(name, gain) for name in names])
+        down = torch.stack([self._put(self._tensor(f"{name}.down_proj").t()) for name in names])
+        return gate_up, down, self._put((self._tensor("mlp.gate") * gain).t())
+
+    def _gate_up(self, name: str, gain: Tensor) -> Tensor:
+        both = torch.cat((self._tensor(f"{name}.gate_proj"), self._tensor(f"{name}.up_proj")))
+        return self._put((both * gain).t())
 
 
 def read_checkpoint(folder: Path, architecture: Architecture) -> Checkpoint:

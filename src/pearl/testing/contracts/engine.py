@@ -8,25 +8,22 @@ fails alone; new weights change the versions of running requests and bad weights
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from pearl.errors import WeightsError, WorkerLost
-from pearl.records.ids import RequestId, TrajectoryId
-from pearl.records.tokens import TokenIds, Tokens
+from pearl.records.ids import RequestId
+from pearl.records.tokens import TokenIds
 from pearl.records.training import LoadMode
-from pearl.records.turn import EndReason, Mode, TurnRequest
-from pearl.testing.contracts.base import Contract
-from pearl.testing.contracts.engine_probe import EngineSubject, Log, Probe, Requests, token_context
+from pearl.records.turn import EndReason, TurnRequest
+from pearl.testing.contracts.engine_kv import EngineKvContract
+from pearl.testing.contracts.engine_probe import EngineSubject, Log, Probe, Requests
 
 __all__ = ["EngineContract", "EngineSubject"]
 
 
-class EngineContract(Contract):
+class EngineContract(EngineKvContract):
     """Subclass it and give `engines`."""
 
     long_tokens = 64
@@ -35,28 +32,8 @@ class EngineContract(Contract):
     """Waited before an interrupt, so that there are tokens that no progress delta has carried yet."""
     batch = 64
     """Requests submitted at once; an engine may queue what it cannot hold."""
-    supports_pd = True
-    """Serves `Mode.PREFILL` and `Mode.DECODE`."""
     reuses_prefix = True
     """Caches a trajectory's prefix between turns."""
-    has_ids = True
-    """Deals in token ids; False: in counts."""
-    logprob_tolerance = 1e-3
-    """Between a request that was served whole and one that was continued elsewhere."""
-
-    def engines(self, count: int) -> AbstractAsyncContextManager[Sequence[EngineSubject]]:
-        """Fresh engines with equal weights."""
-        raise NotImplementedError
-
-    def context(self, vocab: int, tokens: int, salt: int) -> Tokens:
-        """A context; another `salt`, another context."""
-        return token_context(vocab, tokens, salt)
-
-    @asynccontextmanager
-    async def probes(self, count: int) -> AsyncIterator[tuple[Requests, list[Probe]]]:
-        """Engines under test with their readers."""
-        async with self.engines(count) as subjects:
-            yield Requests(subjects[0].vocab, self.context), [Probe(subject) for subject in subjects]
 
     # -- one turn ---------------------------------------------------------------------------------------------------
 
@@ -223,7 +200,7 @@ class EngineContract(Contract):
                 first = await self._interrupt(here, request)
                 done = len(first.token_ids)
                 assert 1 <= done < self.long_tokens
-                rest = await there.generate(self._rest(requests, request, first))
+                rest = await there.generate(requests.rest(request, first))
                 joined = first.token_ids + rest.token_ids
                 assert rest.end is EndReason.LENGTH
                 assert joined == whole.token_ids
@@ -238,7 +215,7 @@ class EngineContract(Contract):
                 whole = await probe.generate(requests.make(max_new_tokens=self.long_tokens))
                 request = requests.make(max_new_tokens=self.long_tokens)
                 first = await self._interrupt(probe, request)
-                rest = await probe.generate(self._rest(requests, request, first))
+                rest = await probe.generate(requests.rest(request, first))
                 assert first.token_ids + rest.token_ids == whole.token_ids
 
         self.check(check())
@@ -267,12 +244,6 @@ class EngineContract(Contract):
         delivered = sum(len(log.token_ids) for log in probe.logs.values())
         assert (await probe.engine.stats()).generated_tokens == delivered, "the interrupt lost a token"
         return log
-
-    def _rest(self, requests: Requests, request: TurnRequest, first: Log) -> TurnRequest:
-        """The request that continues an interrupted one."""
-        fresh = requests.make(context=request.context + first.token_ids)
-        left = request.max_new_tokens - len(first.token_ids)
-        return replace(request, id=fresh.id, context=fresh.context, max_new_tokens=left)
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -346,49 +317,3 @@ class EngineContract(Contract):
                     await probe.engine.stats()
 
         self.check(check())
-
-    # -- prefill and decode apart -----------------------------------------------------------------------------------
-
-    def test_prefill_and_decode_apart_draw_what_colocated_draws(self) -> None:
-        async def check() -> None:
-            async with self.probes(2) as (requests, (prefill, decode)):
-                whole = await prefill.generate(requests.make(max_new_tokens=8))
-                first, request = await self._prefill(requests, prefill)
-                assert len(first.token_ids) == 1
-                assert first.kv is not None
-                assert first.kv.tokens == len(request.context)
-                rest = await decode.generate(self._decode(requests, request, first))
-                assert rest.end is EndReason.LENGTH
-                assert first.token_ids + rest.token_ids == whole.token_ids
-                assert rest.computed < len(rest.request.context)
-
-        if self.supports_pd:
-            self.check(check())
-
-    def test_decode_refuses_what_it_cannot_import(self) -> None:
-        async def check() -> None:
-            async with self.probes(2) as (requests, (prefill, decode)):
-                first, request = await self._prefill(requests, prefill)
-                good = self._decode(requests, request, first)
-                assert good.kv is not None
-                bad = [
-                    replace(good, id=RequestId("none"), kv=None),
-                    replace(good, id=RequestId("epoch"), kv=replace(good.kv, epoch=good.kv.epoch + 1)),
-                    replace(good, id=RequestId("late"), kv=replace(good.kv, expires_s=-1.0)),
-                ]
-                for request in bad:
-                    alone = replace(request, trajectory=TrajectoryId(f"of {request.id}"))
-                    assert (await decode.generate(alone)).end is EndReason.FAILED
-                await prefill.engine.release(good.trajectory, good.kv)
-                assert (await decode.generate(good)).end is EndReason.FAILED
-
-        if self.supports_pd:
-            self.check(check())
-
-    async def _prefill(self, requests: Requests, prefill: Probe) -> tuple[Log, TurnRequest]:
-        request = requests.make(max_new_tokens=8, mode=Mode.PREFILL, export_kv=True)
-        return await prefill.generate(request), request
-
-    def _decode(self, requests: Requests, request: TurnRequest, first: Log) -> TurnRequest:
-        rest = self._rest(requests, request, first)
-        return replace(rest, mode=Mode.DECODE, kv=first.kv, export_kv=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,12 @@ class EngineSubject:
     """The same of another model."""
     kill: Callable[[], Awaitable[None]] | None = None
     """Ends the engine's process without notice; None: there is no way to."""
+    sleep: Callable[[], Awaitable[object]] | None = None
+    """Makes it release its memory; None: there is no way to."""
+    wake: Callable[[], Awaitable[object]] | None = None
+    """Undoes `sleep`."""
+    foreign_handle: Callable[[KvHandle], KvHandle] | None = None
+    """What a handle would be if another model's engine had given it out; None: there is no way to."""
 
 
 @dataclass(slots=True)
@@ -131,6 +138,7 @@ class Requests:
         mode: Mode = Mode.COLOCATED,
         kv: KvHandle | None = None,
         export_kv: bool = False,
+        export_from: int = 0,
     ) -> TurnRequest:
         """A request; `salt` makes contexts that differ."""
         number = next(self._numbers)
@@ -145,7 +153,20 @@ class Requests:
             mode=mode,
             kv=kv,
             export_kv=export_kv,
+            export_from=export_from,
         )
+
+    def rest(self, request: TurnRequest, first: Log) -> TurnRequest:
+        """The request that continues one that has ended."""
+        left = request.max_new_tokens - len(first.token_ids)
+        number = next(self._numbers)
+        context = request.context + first.token_ids
+        return replace(request, id=RequestId(f"r{number}"), context=context, max_new_tokens=left)
+
+    def next_turn(self, request: TurnRequest, first: Log, tokens: int, **changes: Any) -> TurnRequest:
+        """The next turn of a trajectory: what it has generated, and an observation of so many tokens."""
+        context = request.context + first.token_ids + self._context(self._vocab, tokens, 1)
+        return self.make(context=context, trajectory=request.trajectory, turn=request.turn + 1, **changes)
 
 
 def token_context(vocab: int, tokens: int, salt: int) -> TokenIds:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from pearl.errors import WorkerLost
+from pearl.core.state import Role
+from pearl.errors import EngineError, WorkerLost
 from pearl.ports import Fleet, WorkerGone, WorkerSpec
 from pearl.records.ids import WorkerId
 from pearl.testing.contracts.base import Contract
@@ -170,6 +171,23 @@ class FleetContract(Contract):
 
         if self.supports_sleep:
             self.check(check())
+
+    def test_a_worker_takes_any_role_of_rollout_and_stays_up(self) -> None:
+        async def check() -> None:
+            async with self.fleet() as subject:
+                await self._start(subject, subject.specs[:1])
+                worker = subject.specs[0].worker
+                engine, before = subject.fleet.engine(worker), await subject.fleet.engine(worker).info()
+                for role in (Role.PREFILL, Role.DECODE, Role.DECODE, Role.COLOCATED):
+                    await subject.fleet.set_role(worker, role)
+                    assert subject.fleet.engine(worker) is engine
+                assert await engine.info() == before  # its KV is as good as it was
+                with pytest.raises(EngineError):
+                    await subject.fleet.set_role(worker, Role.TRAINING)
+                with pytest.raises(WorkerLost):
+                    await subject.fleet.set_role(WorkerId(9999), Role.DECODE)
+
+        self.check(check())
 
     async def _start(self, subject: FleetSubject, specs: Sequence[WorkerSpec]) -> None:
         report = await subject.fleet.start(specs, self.start_timeout_s)

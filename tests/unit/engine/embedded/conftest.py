@@ -1,55 +1,21 @@
-"""A tiny model of strong opinions, requests, and a driver that collects what an engine generates."""
+"""Requests to a tiny model, and a driver that collects what an engine generates."""
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from pearl.config.engine import EngineConfig
 from pearl.engine.embedded.engine import EmbeddedEngine
 from pearl.engine.embedded.model import Model
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion
 from pearl.records.tokens import TokenIds
-from pearl.records.training import Manifest, Shard, model_hash
 from pearl.records.turn import Chunk, EndReason, Sampling, TurnRequest
-
-ROOT = Path(__file__).parents[4]
-VOCABULARY = 98
-
-
-def load_script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def make_folder(out: Path, *, norm_seed: int = 5, **sizes: Any) -> Path:
-    """A checkpoint with large weights and uneven norm gains, so that every part of the network shows in the logits."""
-    script = load_script("make_tiny_qwen3")
-    script.make_tiny_qwen3(out, script.TinyQwen3(**{"init_std": 0.25, **sizes}))
-    file = out / "model.safetensors"
-    tensors = load_file(file)
-    generator = torch.Generator().manual_seed(norm_seed)
-    for name, tensor in sorted(tensors.items()):
-        if "norm" in name:
-            tensors[name] = torch.rand(tensor.shape, generator=generator) + 0.5
-    save_file(tensors, file, {"format": "pt"})
-    return out
+from tests.models import VOCABULARY, load_script, make_family, make_folder, publish, tokens
 
 
 @pytest.fixture(scope="session")
@@ -72,11 +38,6 @@ def make_engine(folder: Path) -> Callable[..., EmbeddedEngine]:
         return EmbeddedEngine(model or folder, EngineConfig(**{**defaults, **settings}))
 
     return make
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    """Arbitrary token ids."""
-    return np.random.default_rng(seed).integers(2, VOCABULARY, count).tolist()
 
 
 def request(
@@ -146,25 +107,6 @@ def generate(engine: EmbeddedEngine, *requests: TurnRequest) -> dict[str, Result
     return drain(engine)
 
 
-def publish(path: Path, tensors: Mapping[str, torch.Tensor], version: int) -> Manifest:
-    """Write tensors to a safetensors file and describe them."""
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    shards = tuple(
-        Shard(
-            name=name,
-            dtype="F32",
-            shape=tuple(tensor.shape),
-            start=(0,) * tensor.dim(),
-            size_bytes=4 * tensor.numel(),
-            checksum=f"crc32:{zlib.crc32(tensor.numpy().astype('<f4').tobytes()):08x}",
-            locations=(str(path),),
-        )
-        for name, tensor in tensors.items()
-    )
-    kinds = [(shard.name, shard.dtype, shard.shape) for shard in shards]
-    return Manifest(version=WeightVersion(version), model_hash=model_hash(kinds), shards=shards)
-
-
 class Kit:
     """The functions above for test modules (which cannot import a conftest)."""
 
@@ -175,6 +117,7 @@ class Kit:
     generate = staticmethod(generate)
     publish = staticmethod(publish)
     make_folder = staticmethod(make_folder)
+    make_family = staticmethod(make_family)
     load_script = staticmethod(load_script)
     vocabulary = VOCABULARY
 

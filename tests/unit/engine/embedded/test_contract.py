@@ -16,6 +16,7 @@ from pearl.engine.embedded.engine import EmbeddedEngine
 from pearl.engine.embedded.threaded import ThreadedEngine
 from pearl.records.ids import WorkerId
 from pearl.records.training import Manifest
+from pearl.records.turn import KvHandle
 from pearl.testing.contracts.engine import EngineContract, EngineSubject
 
 
@@ -25,7 +26,6 @@ def _die(_: EmbeddedEngine) -> None:
 
 class TestThreadedEngine(EngineContract):
     long_tokens = 300
-    supports_pd = False
     logprob_tolerance = 1e-5
 
     @pytest.fixture(autouse=True)
@@ -54,6 +54,18 @@ class TestThreadedEngine(EngineContract):
             engine._commands.put(_die)
             await engine._ended
 
+        def foreign_handle(handle: KvHandle) -> KvHandle:
+            return dataclasses.replace(
+                handle, payload=dataclasses.replace(handle.payload, model_hash="0123456789abcdef")
+            )
+
         return EngineSubject(
-            engine=engine, vocab=self.kit.vocabulary, manifest=manifest, foreign_manifest=foreign, kill=kill
+            engine=engine,
+            vocab=self.kit.vocabulary,
+            manifest=manifest,
+            foreign_manifest=foreign,
+            kill=kill,
+            sleep=engine.sleep,
+            wake=engine.wake,
+            foreign_handle=foreign_handle,
         )

@@ -17,7 +17,8 @@ from safetensors.torch import load_file, save_file
 
 from pearl.engine.embedded.attention import Batch
 from pearl.engine.embedded.model import KvCache, Model
-from pearl.errors import ModelError
+from pearl.engine.embedded.weights import Place
+from pearl.errors import ConfigError, ModelError
 from pearl.records.training import model_hash
 
 SLOTS, POSITIONS = 6, 64
@@ -29,7 +30,7 @@ class Runner:
 
     def __init__(self, model: Model, sequences: dict[int, list[int]]) -> None:
         self.model, self.sequences = model, sequences
-        self.cache = KvCache(model.architecture, SLOTS, POSITIONS)
+        self.cache = KvCache(model.architecture, SLOTS, POSITIONS, model.place)
         self.done = dict.fromkeys(sequences, 0)
         self.logits: dict[int, list[torch.Tensor]] = {slot: [] for slot in sequences}
 
@@ -128,6 +129,68 @@ def test_other_shapes_and_rotary_base(tmp_path: Path, kit: Any, sizes: dict[str,
     runner.check(AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval())
 
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+MOE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 4, "rms_norm_eps": 1e-3}),
+        ("llama", {"rope_parameters": LLAMA3}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}}),
+        ("qwen3", {"rope_parameters": YARN}),
+        ("qwen3", {"rope_parameters": {**YARN, "attention_factor": 1.3, "beta_fast": 8.0, "truncate": False}}),
+        ("qwen3_moe", MOE),
+        ("qwen3_moe", {**MOE, "norm_topk_prob": True, "tie_word_embeddings": True}),
+        ("qwen3_moe", {**MOE, "decoder_sparse_step": 2}),
+        ("qwen3_moe", {**MOE, "mlp_only_layers": [0, 2]}),
+    ],
+)
+def test_families(tmp_path: Path, kit: Any, family: str, settings: dict[str, Any]) -> None:
+    """Whole, chunked, batched and ragged, against transformers."""
+    from transformers import AutoModelForCausalLM
+
+    folder = kit.make_family(tmp_path / "m", family, **settings)
+    lengths = {0: 45, 1: 60, 2: 33, 4: 18}
+    runner = Runner(Model.read(folder), {slot: kit.tokens(slot, length) for slot, length in lengths.items()})
+    runner.run({0: 45, 1: 20})
+    runner.run({1: 39, 2: 7})
+    runner.run({1: 1, 2: 1, 4: 3})
+    runner.run({2: 25, 4: 15})
+    runner.check(AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval())
+
+
+def test_bfloat16_stays_near_float32(folder: Path, kit: Any) -> None:
+    """Eight bits of mantissa: logits of this model, which reach about 10, agree to a few tenths, and tokens mostly."""
+    runs = []
+    for dtype in ("float32", "bfloat16"):
+        model = Model.read(folder, Place.of("cpu", dtype))
+        runner = Runner(model, {0: kit.tokens(1, 40)})
+        runner.run({0: 30})
+        runner.run({0: 10})
+        runs.append(torch.stack(runner.logits[0]).float())
+    assert runs[1].dtype is torch.float32
+    assert 0 < (runs[0] - runs[1]).abs().max() < 0.05 * runs[0].abs().max()
+    assert (runs[0].argmax(-1) == runs[1].argmax(-1)).float().mean() > 0.8
+
+
+def test_a_device_that_is_not_there() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    with pytest.raises(ConfigError, match=r"engine\.device: got cuda, want cpu or auto"):
+        Place.of("cuda", "float32")
+
+
 def test_configuration_of_transformers_4(folder: Path, tmp_path: Path, reference: Any, kit: Any) -> None:
     copy = Path(shutil.copytree(folder, tmp_path / "m"))
 
@@ -181,14 +244,21 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda c: c.update(model_type="llama"), "model_type: got 'llama', want 'qwen3'"),
+        (lambda c: c.update(model_type="gpt2"), "model_type: got 'gpt2', want one of qwen3, qwen3_moe, llama"),
+        (lambda c: c.update(model_type="llama"), "self_attn.k_norm.weight: got a tensor"),
+        (lambda c: c.update(model_type="qwen3_moe"), "num_local_experts: got None"),
+        (lambda c: c.update(mlp_bias=True), "mlp_bias: got True"),
         (lambda c: c.pop("model_type"), "model_type: got None"),
         (lambda c: c.update(attention_bias=True), "attention_bias: got True"),
         (lambda c: c.update(hidden_act="gelu"), "hidden_act: got 'gelu'"),
         (lambda c: c.update(use_sliding_window=True), "use_sliding_window: got True"),
-        (lambda c: c.update(rope_parameters={"rope_type": "yarn", "factor": 4.0}), "rope_parameters: got"),
+        (lambda c: c.update(rope_parameters={"rope_type": "dynamic"}), "rope_parameters: got rope_type 'dynamic'"),
+        (lambda c: c.update(rope_parameters={"rope_type": "yarn"}), "rope_parameters.factor: got None"),
+        (lambda c: c.update(rope_parameters=[1]), "rope_parameters: got"),
+        (lambda c: c["rope_parameters"].update(mscale=1), "rope_parameters: got mscale"),
         (lambda c: c.update(rope_parameters={"rope_theta": -1}), "rope_parameters.rope_theta: got -1"),
-        (lambda c: c.update(rope_scaling={"type": "linear"}), "rope_scaling: got"),
+        (lambda c: c.update(rope_scaling={"type": "linear"}), "rope_scaling.factor: got None"),
+        (lambda c: c.update(rope_scaling={"type": "linear", "factor": 0}), "rope_scaling.factor: got 0"),
         (lambda c: c.update(num_hidden_layers=0), "num_hidden_layers: got 0"),
         (lambda c: c.update(hidden_size="64"), "hidden_size: got '64'"),
         (lambda c: c.update(num_key_value_heads=3), "num_key_value_heads: got 3"),

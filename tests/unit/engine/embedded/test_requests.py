@@ -30,10 +30,9 @@ HANDLE = KvHandle(
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"mode": Mode.PREFILL}, "mode: got prefill, want colocated"),
-        ({"mode": Mode.DECODE, "kv": HANDLE}, "mode: got decode, want colocated"),
-        ({"kv": HANDLE}, "kv, export_kv: got a hand-off"),
-        ({"export_kv": True}, "kv, export_kv: got a hand-off"),
+        ({"mode": Mode.DECODE}, "mode: got decode without kv"),
+        ({"kv": HANDLE}, "kv: handle h: got a payload of NoneType"),
+        ({"export_from": -1}, "export_from: got -1, want >= 0"),
         ({"context": TokenCount(3)}, "context: got TokenCount, want TokenIds"),
         ({"context": TokenIds()}, "context: got 0 tokens, want 1 .. 95"),
         ({"context": TokenIds([5] * 96)}, "context: got 96 tokens, want 1 .. 95"),

@@ -8,9 +8,9 @@ from pearl.engine.embedded.scheduler import Scheduler
 from pearl.engine.embedded.slots import SlotTable
 
 
-def make(slots: int = 4, budget: int = 10) -> tuple[SlotTable, Scheduler]:
+def make(slots: int = 4, budget: int = 10, running: int = 0) -> tuple[SlotTable, Scheduler]:
     table = SlotTable(slots, 64)
-    return table, Scheduler(table, prefill_chunk_tokens=budget)
+    return table, Scheduler(table, prefill_chunk_tokens=budget, max_running=running or slots)
 
 
 def shares(table: SlotTable, scheduler: Scheduler) -> dict[str, int]:
@@ -85,3 +85,18 @@ def test_a_trajectory_is_served_while_it_runs_or_waits(kit: Any) -> None:
     scheduler.add(kit.request("b", [5], trajectory="u"))
     scheduler.withdraw("b")
     assert not scheduler.serves("u")
+
+
+def test_slots_beyond_the_running_ones_keep_prefixes(kit: Any) -> None:
+    table, scheduler = make(slots=3, running=1)
+    for name in "ab":
+        scheduler.add(kit.request(name, [5], trajectory=name))
+    assert scheduler.admit() == (0,)
+    table.end(0)
+    assert scheduler.admit() == (1,)
+    scheduler.add(kit.request("a2", [5, 6], trajectory="a"))
+    assert scheduler.waiting == ("a2",), "one request runs already"
+    table.end(1)
+    assert scheduler.admit() == (), "it goes on in the slot that its trajectory kept"
+    assert table.running_slot("a2") == 0
+    assert table.slot_of("b") == 1

@@ -10,7 +10,7 @@ from pearl.ports import EngineStats
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion
 from pearl.records.tokens import Floats, TokenIds
 from pearl.records.training import LoadMode, LoadReport, Manifest
-from pearl.records.turn import Chunk, EndReason, KvHandle, TurnRequest, Versions
+from pearl.records.turn import Chunk, EndReason, KvHandle, Mode, TurnRequest, Versions
 from pearl.testing.contracts.engine import EngineContract, EngineSubject
 from pearl.testing.engine import FakeEngine, FakeEngineConfig
 from pearl.testing.virtual_time import run_virtual
@@ -168,6 +168,76 @@ class OwesAHandle(Bent):
         return [replace(chunk, kv=None)]
 
 
+class IgnoresExportFrom(FakeEngine):
+    async def submit(self, requests: Sequence[TurnRequest]) -> None:
+        await super().submit([replace(r, export_from=0) for r in requests])
+
+
+class ImportsForDecodeOnly(FakeEngine):
+    async def submit(self, requests: Sequence[TurnRequest]) -> None:
+        await super().submit([r if r.mode is Mode.DECODE else replace(r, kv=None) for r in requests])
+
+
+class ReleasesThePrefixWithAHandle(FakeEngine):
+    async def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
+        await super().release(trajectory, kv)
+        await super().release(trajectory)
+
+
+class ReleasesHandlesWithThePrefix(FakeEngine):
+    async def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
+        await super().release(trajectory, kv)
+        self.kv._handles.clear()
+
+
+class RefusesGaps(FakeEngine):
+    def _refusal(self, request: TurnRequest, now_s: float) -> str | None:
+        behind = request.kv is not None and request.kv.start > self.kv.cached_tokens(request.trajectory)
+        return "a gap" if behind else super()._refusal(request, now_s)
+
+
+class FillsGapsWithNothing(FakeEngine):
+    async def submit(self, requests: Sequence[TurnRequest]) -> None:
+        await super().submit([r if r.kv is None else replace(r, kv=replace(r.kv, start=0)) for r in requests])
+
+
+class TakesOldKv(FakeEngine):
+    async def load(self, manifest: Manifest, mode: LoadMode) -> LoadReport:
+        report = await super().load(manifest, mode)
+        self._generation.load_mode = LoadMode.KEEP_KV
+        return report
+
+
+class TakesKvOfAnyModel(FakeEngine):
+    def _refusal(self, request: TurnRequest, now_s: float) -> str | None:
+        refused = super()._refusal(request, now_s)
+        return None if refused is not None and "of model" in refused else refused
+
+
+class TakesKvOfOtherTokens(FakeEngine):
+    def _refusal(self, request: TurnRequest, now_s: float) -> str | None:
+        refused = super()._refusal(request, now_s)
+        return None if refused is not None and "other tokens" in refused else refused
+
+
+class NeverSleeps(FakeEngine):
+    def sleep(self) -> None:
+        self.kv.invalidate()
+
+
+class SleepsWithOpenHandles(FakeEngine):
+    def sleep(self) -> None:
+        handles, epoch = dict(self.kv._handles), self.kv.epoch
+        super().sleep()
+        self.kv._handles, self.kv.epoch = handles, epoch
+
+
+class WakesReady(FakeEngine):
+    def wake(self) -> None:
+        super().wake()
+        self._unready = None
+
+
 class Suite(EngineContract):
     def __init__(self, make: Callable[..., FakeEngine]) -> None:
         self.make = make
@@ -189,7 +259,25 @@ class Suite(EngineContract):
         async def kill() -> None:
             engine.kill()
 
-        return EngineSubject(engine=engine, vocab=97, manifest=manifest, foreign_manifest=foreign_manifest, kill=kill)
+        async def sleep() -> None:
+            engine.sleep()
+
+        async def wake() -> None:
+            engine.wake()
+
+        def foreign_handle(handle: KvHandle) -> KvHandle:
+            return replace(handle, payload=replace(handle.payload, model_hash="another"))
+
+        return EngineSubject(
+            engine=engine,
+            vocab=97,
+            manifest=manifest,
+            foreign_manifest=foreign_manifest,
+            kill=kill,
+            sleep=sleep,
+            wake=wake,
+            foreign_handle=foreign_handle,
+        )
 
 
 def test_of(suite: Suite, name: str) -> Callable[[], None]:
@@ -235,6 +323,20 @@ BREACHES = [
     (ComputesEverything, "prefill_and_decode_apart_draw_what_colocated_draws"),
     (ImportsAnything, "decode_refuses_what_it_cannot_import"),
     (KeepsWhatIsReleased, "decode_refuses_what_it_cannot_import"),
+    (TakesKvOfAnyModel, "decode_refuses_what_it_cannot_import"),
+    (TakesKvOfOtherTokens, "decode_refuses_what_it_cannot_import"),
+    (ImportsForDecodeOnly, "any_mode_may_bring_kv"),
+    (ImportsForDecodeOnly, "kv_goes_back_to_the_prefill_engine"),
+    (IgnoresExportFrom, "kv_goes_back_to_the_prefill_engine"),
+    (IgnoresExportFrom, "nothing_new_is_not_exported"),
+    (RefusesGaps, "kv_that_begins_behind_what_is_held_is_no_use_and_no_fault"),
+    (FillsGapsWithNothing, "kv_that_begins_behind_what_is_held_is_no_use_and_no_fault"),
+    (TakesOldKv, "kv_of_older_weights_is_no_use_to_an_engine_that_recomputes"),
+    (ReleasesThePrefixWithAHandle, "releasing_a_handle_keeps_the_prefix"),
+    (ReleasesHandlesWithThePrefix, "releasing_the_prefix_keeps_the_handle"),
+    (NeverSleeps, "a_sleeping_engine_serves_nothing_and_wakes_without_its_kv"),
+    (SleepsWithOpenHandles, "a_sleeping_engine_serves_nothing_and_wakes_without_its_kv"),
+    (WakesReady, "a_sleeping_engine_serves_nothing_and_wakes_without_its_kv"),
 ]
 
 
@@ -255,6 +357,7 @@ def test_what_an_engine_cannot_do_is_not_asked_of_it() -> None:
     suite.supports_pd = suite.reuses_prefix = suite.has_ids = False
     suite.test_decode_refuses_what_it_cannot_import()
     suite.test_prefill_and_decode_apart_draw_what_colocated_draws()
+    suite.test_kv_goes_back_to_the_prefill_engine()
     suite.test_tokens_are_ids_of_the_vocabulary()
     suite.test_a_second_turn_computes_only_what_is_new()
 

@@ -87,6 +87,24 @@ class PutsAllToSleep(FakeFleet):
         await super().sleep(list(self.engines))
 
 
+class RestartsForARole(FakeFleet):
+    async def set_role(self, worker: WorkerId, role: Role) -> None:
+        await super().set_role(worker, role)
+        self.engines[worker].kv.invalidate()
+
+
+class TrainsOnRequest(FakeFleet):
+    async def set_role(self, worker: WorkerId, role: Role) -> None:
+        if role is not Role.TRAINING:
+            await super().set_role(worker, role)
+
+
+class GivesRolesToNobody(FakeFleet):
+    async def set_role(self, worker: WorkerId, role: Role) -> None:
+        if worker in self.engines:
+            await super().set_role(worker, role)
+
+
 class Suite(FleetContract):
     too_short_s = 0.5
 
@@ -121,6 +139,9 @@ BREACHES = [
     (HasOneEpoch, "a_slot_that_comes_back_has_a_new_epoch"),
     (SleepsLightly, "sleep_ends_an_epoch"),
     (PutsAllToSleep, "sleep_ends_an_epoch"),
+    (RestartsForARole, "a_worker_takes_any_role_of_rollout_and_stays_up"),
+    (TrainsOnRequest, "a_worker_takes_any_role_of_rollout_and_stays_up"),
+    (GivesRolesToNobody, "a_worker_takes_any_role_of_rollout_and_stays_up"),
 ]
 
 

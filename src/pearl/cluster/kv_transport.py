@@ -1,0 +1,54 @@
+"""KV between engines in different processes: through Ray's object store, and handles that expire by anybody's clock.
+
+The owner's engine thread puts the blocks of its cache straight into the store, which is the one copy on its side; the
+importer's process maps the object and its engine copies from there into its own cache. The pipeline only ever sees the
+reference, inside a payload that it does not look into.
+
+Clocks of hosts differ, so on the way between processes a handle says how much longer it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError
+
+from pearl.engine.embedded.kv import Block, KvPayload
+from pearl.records.turn import Chunk, TurnRequest
+
+Item = TypeVar("Item", Chunk, TurnRequest)
+
+FETCH_TIMEOUT_S = 10.0
+"""For KV to come from where it is; what takes longer is computed again."""
+
+
+class ObjectStoreTransport:
+    """Exports into the object store; an object lives as long as anybody holds its reference."""
+
+    def put(self, blocks: Sequence[Block]) -> Any:
+        """Copy blocks into the store and give the reference."""
+        return ray.put(list(blocks))
+
+
+async def fetched(request: TurnRequest) -> TurnRequest:
+    """The request with its KV mapped into this process; without data where that is gone or does not come."""
+    handle = request.kv
+    if handle is None or not isinstance(handle.payload, KvPayload):
+        return request
+    data: list[Block] | None = None
+    try:
+        async with asyncio.timeout(FETCH_TIMEOUT_S):
+            data = await handle.payload.data
+    except (RayError, TimeoutError, TypeError):
+        # The engine refuses a handle without data, and the turn is computed from its tokens.
+        data = None
+    return replace(request, kv=replace(handle, payload=replace(handle.payload, data=data)))
+
+
+def shifted(item: Item, by_s: float) -> Item:
+    """The same with its handle, if any, expiring so much later: minus a clock's time to send, plus one's to receive."""
+    return item if item.kv is None else replace(item, kv=replace(item.kv, expires_s=item.kv.expires_s + by_s))

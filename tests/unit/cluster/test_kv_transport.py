@@ -1,0 +1,97 @@
+"""Requests and chunks on their way between processes: KV that comes, that is gone, that does not come; and clocks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from ray.exceptions import ObjectLostError
+
+from pearl.cluster import kv_transport
+from pearl.cluster.kv_transport import fetched, shifted
+from pearl.engine.embedded.kv import KvPayload
+from pearl.records.ids import HandleId, RequestId, TrajectoryId, WeightVersion, WorkerId
+from pearl.records.tokens import Floats, TokenIds
+from pearl.records.turn import Chunk, KvHandle, Mode, Sampling, TurnRequest, Versions
+
+
+def handle(payload: object) -> KvHandle:
+    return KvHandle(
+        id=HandleId("h"),
+        owner=WorkerId(1),
+        epoch=0,
+        tokens=3,
+        size_bytes=24,
+        version=WeightVersion(0),
+        expires_s=50.0,
+        payload=payload,
+    )
+
+
+def payload(data: object) -> KvPayload:
+    return KvPayload(model_hash="m", epoch=0, layout="l", context_hash="c", data=data)
+
+
+def request(kv: KvHandle | None) -> TurnRequest:
+    return TurnRequest(
+        id=RequestId("r"),
+        trajectory=TrajectoryId("t"),
+        turn=0,
+        context=TokenIds([1, 2, 3, 4]),
+        sampling=Sampling(seed=0),
+        max_new_tokens=1,
+        min_version=WeightVersion(0),
+        mode=Mode.DECODE,
+        kv=kv,
+    )
+
+
+def fetch(data: Callable[[], Awaitable[object]] | object) -> Any:
+    async def work() -> Any:
+        got = await fetched(request(handle(payload(data() if callable(data) else data))))
+        assert got.kv is not None
+        assert isinstance(got.kv.payload, KvPayload)
+        return got.kv.payload.data
+
+    return asyncio.run(work())
+
+
+async def _blocks() -> object:
+    return [np.ones((3, 2))]
+
+
+async def _lost() -> object:
+    raise ObjectLostError("0" * 56, None, "")
+
+
+async def _never() -> object:
+    return await asyncio.Event().wait()
+
+
+def test_what_comes_is_handed_on() -> None:
+    assert fetch(_blocks)[0].shape == (3, 2)
+
+
+@pytest.mark.parametrize("data", [_lost, _never, None, "no reference"], ids=["lost", "never", "none", "text"])
+def test_what_does_not_come_leaves_nothing(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
+    monkeypatch.setattr(kv_transport, "FETCH_TIMEOUT_S", 0.05)
+    assert fetch(data) is None
+
+
+def test_other_requests_are_left_alone() -> None:
+    for other in (request(None), request(handle(b"of another engine"))):
+        assert asyncio.run(fetched(other)) is other
+
+
+def test_expiry_travels_as_what_is_left() -> None:
+    """Sent at 30 by a clock that says 1000 where it arrives 2 s later: 20 s were left, 18 are."""
+    sent = shifted(request(handle(None)), -30.0)
+    assert sent.kv is not None
+    arrived = shifted(sent, 1000.0 - 2.0)
+    assert arrived.kv is not None
+    assert arrived.kv.expires_s - 1000.0 == 18.0
+    bare = Chunk(request=RequestId("r"), start=0, token_ids=TokenIds(), logprobs=Floats(), versions=Versions())
+    assert shifted(bare, 5.0) is bare
