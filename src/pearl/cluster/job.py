@@ -303,6 +303,8 @@ class _Job:
             rollout_idle_frac=1 - min(1.0, totals.busy_s / max(totals.rollout_s, 1e-9)),
             faults={status.value: count for status, count in result.faults.items()},
             restarts=result.worker_restarts + environment_restarts,
+            handoffs=result.handoffs,
+            appended_turns=result.appended_turns,
             late_iterations_frac=totals.late_iterations / max(totals.iterations, 1)
             if self.recipe.engine.pacing
             else None,

@@ -89,6 +89,8 @@ class RunResult:
     continued_turns: int
     worker_restarts: int
     worker_losses: int
+    handoffs: int
+    appended_turns: int
     faults: dict[TrajectoryStatus, int]
     group_ends: dict[GroupStatus, int]
 
@@ -250,6 +252,8 @@ class _Run:
             continued_turns=counts.continued,
             worker_restarts=self.workers.restarts,
             worker_losses=counts.worker_losses,
+            handoffs=counts.handoffs,
+            appended_turns=counts.appended_turns,
             faults=dict(self.rollout.faults),
             group_ends=dict(self.rollout.group_ends),
         )

@@ -78,6 +78,10 @@ class JobSummary:
     """Processes restarted after a failure."""
     late_iterations_frac: float | None = None
     """Iterations that took longer than `engine.pacing` says, 0..1; None without pacing."""
+    handoffs: int = 0
+    """Turns whose KV went from a prefill worker to a decode worker."""
+    appended_turns: int = 0
+    """Turns whose new tokens a decode worker computed itself."""
 
 
 class Reporter(Protocol):

@@ -24,6 +24,8 @@ def render_summary(summary: JobSummary) -> str:
         ("faults", fault_text(summary.faults)),
         ("restarts", str(summary.restarts) if summary.restarts else "none"),
     ]
+    if summary.handoffs or summary.appended_turns:
+        rows.append(("hand-offs", f"{summary.handoffs:,} turns handed over, {summary.appended_turns:,} appended"))
     if summary.late_iterations_frac is not None:
         late = _percent(summary.late_iterations_frac)
         rows.append(("late", f"{late} of iterations took longer than engine.pacing says"))

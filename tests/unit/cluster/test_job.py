@@ -102,6 +102,8 @@ RESULT = RunResult(
     continued_turns=0,
     worker_restarts=0,
     worker_losses=0,
+    handoffs=7,
+    appended_turns=3,
     faults={},
     group_ends={},
 )

@@ -59,6 +59,11 @@ class TestSummary:
         assert "faults      none" in text
         assert text.endswith("restarts    3")
 
+    def test_hand_offs_are_told_where_there_are_any(self) -> None:
+        assert "hand-offs" not in render_summary(SUMMARY)
+        text = render_summary(replace(SUMMARY, handoffs=1234, appended_turns=5))
+        assert "\nhand-offs   1,234 turns handed over, 5 appended" in text
+
     @pytest.mark.parametrize(("frac", "shown"), [(0.034, "3 %"), (0.0, "0 %")])
     def test_late_iterations_close_a_paced_run(self, frac: float, shown: str) -> None:
         text = render_summary(replace(SUMMARY, late_iterations_frac=frac))
