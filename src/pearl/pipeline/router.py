@@ -35,7 +35,7 @@ from pearl.records.turn import Completion, EndReason, KvHandle, Mode, TurnReques
 _log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 60.0
-"""For a worker to end what it has at the next token boundary; what it was loading or computing comes first."""
+"""For a worker to end what it has at the next token boundary; a load under way comes first."""
 
 
 class Router:
@@ -102,11 +102,15 @@ class Router:
         seat.drain()
         # Turns that were to be handed to it choose again, and so may those that wait.
         self._changed.notify()
-        try:
-            async with guard(DRAIN_TIMEOUT_S, f"worker {worker}: drain"):
-                await self._changed.until(lambda: True if seat.lost or seat.idle else None)
-        except GuardExpired as error:
-            self._lose(seat, str(error))
+        while not (seat.lost or seat.idle):
+            # An engine that loads weights answers behind that, and the load has a bound of its own.
+            await self._changed.until(lambda: True if seat.lost or seat.idle or not seat.loading else None)
+            try:
+                async with guard(DRAIN_TIMEOUT_S, f"worker {worker}: drain"):
+                    await self._changed.until(lambda: True if seat.lost or seat.idle else None)
+            except GuardExpired as error:
+                if not seat.loading:
+                    self._lose(seat, str(error))
         return not seat.lost
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
@@ -147,12 +151,15 @@ class Router:
         await asyncio.gather(*loads)
 
     async def _load(self, seat: Seat, manifest: Manifest, mode: LoadMode) -> None:
+        seat.loading = True
         try:
             async with guard(self._load_timeout_s, f"worker {seat.id}: loading weights {manifest.version}"):
                 await seat.engine.load(manifest, mode)
         except (WorkerLost, WeightsError, GuardExpired) as error:
             self._lose(seat, f"loading weights {manifest.version}: {error}")
             return
+        finally:
+            seat.loading = False
         seat.version = max(seat.version, manifest.version)
         if mode is LoadMode.RECOMPUTE:
             for trajectory, handle in self._trails.void(seat.id, manifest.version):
