@@ -174,10 +174,12 @@ class Router:
         Raises:
             EngineError: no worker could serve it within the bound on attempts.
         """
-        turn = Turn.of(job)
+        turn, trail = Turn.of(job), self._trails.of(job.trajectory)
         for _ in range(self._max_attempts):
-            placed = await self._changed.until(lambda: self._place(turn))
-            trail = self._leave(job.trajectory, placed)
+            placed = self._place(turn, trail)
+            if placed is None:
+                placed = await self._changed.until(lambda: self._place(turn, trail))
+            self._leave(job.trajectory, trail, placed)
             if placed.prefill is None:
                 if placed.way is Way.APPEND and not turn.appended:
                     turn.appended = True
@@ -206,26 +208,24 @@ class Router:
         if trail.readback is not None:
             self._give_back(trajectory, trail.readback)
 
-    def _place(self, turn: Turn) -> Placement[Seat] | None:
+    def _place(self, turn: Turn, trail: Trail) -> Placement[Seat] | None:
         need = Need(
             tokens=turn.tokens,
             min_version=turn.job.min_version,
-            held=self._trails.of(turn.job.trajectory).held,
+            held=trail.held,
             failed=turn.failed,
             append_tokens=self._append_tokens,
             whole=turn.whole,
         )
         return choose(self._seats, need)
 
-    def _leave(self, trajectory: TrajectoryId, placed: Placement[Seat]) -> Trail:
+    def _leave(self, trajectory: TrajectoryId, trail: Trail, placed: Placement[Seat]) -> None:
         """Release prefixes that nobody will look for."""
-        trail = self._trails.of(trajectory)
         held = trail.held
         if len(held) > 1 or (held and placed.generator.id not in held):
             for worker in left_behind(self._seats, held, placed):
                 del held[worker]
                 self._seats[worker].release(trajectory)
-        return trail
 
     async def _hand_off(self, turn: Turn, trail: Trail, prefill: Seat, generator: Seat) -> None:
         """The first token from the prefill worker, the rest from the generator."""
