@@ -214,3 +214,19 @@ def test_the_journal_rebuilds_the_workload_and_the_fleet_state(tiny_model: Path,
     )
     bytes_per_turn = (folder.journal / "turns.jsonl").stat().st_size / len(turns)
     assert bytes_per_turn < 300
+
+
+def test_prefill_and_decode_in_processes_of_their_own(tiny_model: Path, tmp_path: Path) -> None:
+    # Every turn is handed over, and weights that arrive meanwhile leave its KV valid.
+    engine = {"shape": "1P1D", "append_prefill_tokens": 0, "on_load": "keep_kv"}
+    settings: dict[str, object] = {"max_sequences": 32, "max_context_tokens": 128, **engine}
+    summary, folder = play(recipe(tiny_model, tmp_path, run={"steps": 2}, engine=settings))
+    assert (summary.steps, summary.restarts, summary.faults) == (2, 0, {})
+    check_ledger(tmp_path, folder, tiny_model)
+    turns = [entry for entry in read_stream(folder.journal, "turns") if isinstance(entry, TurnEntry)]
+    handed = [turn for turn in turns if turn.workers == [0, 1]]
+    assert all(turn.workers in ([0, 1], [0]) for turn in turns)  # a prefill may draw the stop token
+    assert len(handed) > len(turns) / 2
+    for turn in handed:
+        # The new tokens and the last one drawn before them on the prefill worker, the first one drawn on the decode worker.
+        assert turn.computed == turn.prompt + (1 if turn.turn == 0 else 2)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from pearl.core.state import Role
 from pearl.records.ids import WeightVersion, WorkerId
@@ -64,9 +64,8 @@ class Way(enum.Enum):
     """Prefill elsewhere, hand the KV over, generate."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Need:
-    """What a turn asks for."""
+class Need(NamedTuple):
+    """What a turn asks for; a tuple, because one is made per turn."""
 
     tokens: int
     """Of its context, what it has generated already included."""
@@ -97,45 +96,44 @@ _DECODE = Role.DECODE
 
 def choose(workers: Mapping[WorkerId, C], need: Need) -> Placement[C] | None:
     """Place a turn; None when no worker is fit."""
-    generator = prefill = None
+    generator = prefill = generator_home = prefill_home = None
     best, first = (False, False, 0, 0), (0, 0)
+    held, min_version = need.held, need.min_version
     for worker in workers.values():
-        if worker.draining or worker.version < need.min_version:
+        if worker.draining or worker.version < min_version:
             continue
-        failed, prefills = worker.id in need.failed, worker.role is _PREFILL
-        key = (failed, prefills, worker.load, worker.id)
+        slot, prefills = worker.id, worker.role is _PREFILL
+        failed = slot in need.failed
+        key = (failed, prefills, worker.load, slot)
         if generator is None or key < best:
             generator, best = worker, key
         if prefills and not failed and (prefill is None or key[2:] < first):
             prefill, first = worker, key[2:]
+        if slot in held and not failed:
+            if prefills:
+                prefill_home = _better_home(held, prefill_home, worker)
+            else:
+                generator_home = _better_home(held, generator_home, worker)
     if generator is None:
         return None
-    if need.held and not best[0]:
-        generator = _sticky(workers, need, generator)
+    if not best[0]:
+        generator = _sticky(generator, prefill_home if best[1] else generator_home)
     if generator.role is not _DECODE or prefill is None or need.whole:
         return Placement(Way.WHOLE, generator)
-    held = need.held.get(generator.id, 0)
-    if held and need.tokens - held <= need.append_tokens:
+    known = held.get(generator.id, 0)
+    if known and need.tokens - known <= need.append_tokens:
         return Placement(Way.APPEND, generator)
-    return Placement(Way.HAND_OFF, generator, _sticky(workers, need, prefill))
+    return Placement(Way.HAND_OFF, generator, _sticky(prefill, prefill_home))
 
 
-def _sticky(workers: Mapping[WorkerId, C], need: Need, best: C) -> C:
-    """The worker on the side of `best` that holds most of the prefix, or `best`."""
-    prefills = best.role is _PREFILL
-    home: C | None = None
-    for slot, held in need.held.items():
-        worker = workers.get(slot)
-        if (
-            worker is None
-            or worker.draining
-            or worker.version < need.min_version
-            or slot in need.failed
-            or (worker.role is _PREFILL) is not prefills
-        ):
-            continue
-        if home is None or (-held, slot) < (-need.held[home.id], home.id):
-            home = worker
+def _better_home(held: Mapping[WorkerId, int], home: C | None, worker: C) -> C:
+    """The one that holds more of the prefix, of equal ones the lower slot."""
+    if home is None or (-held[worker.id], worker.id) < (-held[home.id], home.id):
+        return worker
+    return home
+
+
+def _sticky(best: C, home: C | None) -> C:
     return home if home is not None and home.load <= best.load + STICKY_SLACK else best
 
 

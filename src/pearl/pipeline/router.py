@@ -35,7 +35,7 @@ from pearl.records.turn import Completion, EndReason, KvHandle, Mode, TurnReques
 _log = logging.getLogger(__name__)
 
 DRAIN_TIMEOUT_S = 60.0
-"""For a worker to end what it has at the next token boundary; what it was loading or computing comes first."""
+"""For a worker to end what it has at the next token boundary; a load under way comes first."""
 
 
 class Router:
@@ -102,11 +102,15 @@ class Router:
         seat.drain()
         # Turns that were to be handed to it choose again, and so may those that wait.
         self._changed.notify()
-        try:
-            async with guard(DRAIN_TIMEOUT_S, f"worker {worker}: drain"):
-                await self._changed.until(lambda: True if seat.lost or seat.idle else None)
-        except GuardExpired as error:
-            self._lose(seat, str(error))
+        while not (seat.lost or seat.idle):
+            # An engine that loads weights answers behind that, and the load has a bound of its own.
+            await self._changed.until(lambda: True if seat.lost or seat.idle or not seat.loading else None)
+            try:
+                async with guard(DRAIN_TIMEOUT_S, f"worker {worker}: drain"):
+                    await self._changed.until(lambda: True if seat.lost or seat.idle else None)
+            except GuardExpired as error:
+                if not seat.loading:
+                    self._lose(seat, str(error))
         return not seat.lost
 
     def set_role(self, worker: WorkerId, role: Role) -> None:
@@ -147,12 +151,15 @@ class Router:
         await asyncio.gather(*loads)
 
     async def _load(self, seat: Seat, manifest: Manifest, mode: LoadMode) -> None:
+        seat.loading = True
         try:
             async with guard(self._load_timeout_s, f"worker {seat.id}: loading weights {manifest.version}"):
                 await seat.engine.load(manifest, mode)
         except (WorkerLost, WeightsError, GuardExpired) as error:
             self._lose(seat, f"loading weights {manifest.version}: {error}")
             return
+        finally:
+            seat.loading = False
         seat.version = max(seat.version, manifest.version)
         if mode is LoadMode.RECOMPUTE:
             for trajectory, handle in self._trails.void(seat.id, manifest.version):
@@ -167,10 +174,12 @@ class Router:
         Raises:
             EngineError: no worker could serve it within the bound on attempts.
         """
-        turn = Turn.of(job)
+        turn, trail = Turn.of(job), self._trails.of(job.trajectory)
         for _ in range(self._max_attempts):
-            placed = await self._changed.until(lambda: self._place(turn))
-            trail = self._leave(job.trajectory, placed)
+            placed = self._place(turn, trail)
+            if placed is None:
+                placed = await self._changed.until(lambda: self._place(turn, trail))
+            self._leave(job.trajectory, trail, placed)
             if placed.prefill is None:
                 if placed.way is Way.APPEND and not turn.appended:
                     turn.appended = True
@@ -199,26 +208,24 @@ class Router:
         if trail.readback is not None:
             self._give_back(trajectory, trail.readback)
 
-    def _place(self, turn: Turn) -> Placement[Seat] | None:
+    def _place(self, turn: Turn, trail: Trail) -> Placement[Seat] | None:
         need = Need(
             tokens=turn.tokens,
             min_version=turn.job.min_version,
-            held=self._trails.of(turn.job.trajectory).held,
+            held=trail.held,
             failed=turn.failed,
             append_tokens=self._append_tokens,
             whole=turn.whole,
         )
         return choose(self._seats, need)
 
-    def _leave(self, trajectory: TrajectoryId, placed: Placement[Seat]) -> Trail:
+    def _leave(self, trajectory: TrajectoryId, trail: Trail, placed: Placement[Seat]) -> None:
         """Release prefixes that nobody will look for."""
-        trail = self._trails.of(trajectory)
         held = trail.held
         if len(held) > 1 or (held and placed.generator.id not in held):
             for worker in left_behind(self._seats, held, placed):
                 del held[worker]
                 self._seats[worker].release(trajectory)
-        return trail
 
     async def _hand_off(self, turn: Turn, trail: Trail, prefill: Seat, generator: Seat) -> None:
         """The first token from the prefill worker, the rest from the generator."""

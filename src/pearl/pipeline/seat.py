@@ -37,6 +37,8 @@ class Seat:
     on_idle: Callable[[], None]
     """Called when a draining worker has nothing left to do."""
     draining: bool = False
+    loading: bool = False
+    """Whether it takes new weights, which may delay every answer."""
     lost: bool = False
     load: int = 0
     """Requests that it has, or will have as soon as their prefill, elsewhere, is done."""

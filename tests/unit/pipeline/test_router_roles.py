@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from pearl.core.state import Role
 from pearl.pipeline.router import DRAIN_TIMEOUT_S
-from pearl.records.ids import TrajectoryId, WorkerId
+from pearl.records.ids import RequestId, TrajectoryId, WorkerId
 from pearl.records.tokens import TokenIds
+from pearl.records.training import LoadMode
 from pearl.records.turn import Completion, EndReason
+from pearl.testing.engine import FakeEngine
+from pearl.testing.weights import fake_manifest
 from tests.unit.pipeline._router import PROMPT, House, SlowToTake, in_house, job, now_s, undisturbed
 
 
@@ -130,6 +134,38 @@ def test_a_worker_that_does_not_drain_in_time_is_lost() -> None:
     house, drained, ended_s = in_house(test)
     assert (drained, ended_s) == (False, DRAIN_TIMEOUT_S + 0.5)
     assert house.lost == [(0, f"worker 0: drain: no answer within {DRAIN_TIMEOUT_S:g} s")]
+
+
+@pytest.mark.parametrize("load_first", [True, False])
+def test_a_load_under_way_does_not_count_against_the_time_of_a_drain(
+    load_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pearl.pipeline.router.DRAIN_TIMEOUT_S", 10.0)
+
+    class AnswersBehindTheLoad(FakeEngine):
+        """As an engine does that takes one command after the other."""
+
+        async def interrupt(self, ids: Sequence[RequestId]) -> None:
+            asyncio.get_running_loop().call_later(40, self._interrupt, ids)
+
+    async def test(house: House) -> tuple[House, bool, float]:
+        house.add(0, load_s=45, engine=AnswersBehindTheLoad)
+        house.generate(job())
+        await asyncio.sleep(0.5)
+        load = house.router.load(fake_manifest(1), LoadMode.KEEP_KV)
+        if load_first:
+            house.nursery.spawn(load, "load")
+            await asyncio.sleep(0)
+            drain = house.router.drain(WorkerId(0))
+        else:
+            drain = house.nursery.spawn(house.router.drain(WorkerId(0)), "drain")
+            await asyncio.sleep(0)
+            house.nursery.spawn(load, "load")
+        return house, await drain, now_s()
+
+    house, drained, ended_s = in_house(test)
+    assert (drained, ended_s) == (True, pytest.approx(40.5))
+    assert house.lost == []
 
 
 def test_a_worker_that_dies_while_it_drains_is_lost() -> None:
