@@ -7,6 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Machines that run tests are shared: how long an example takes says nothing.
+settings.register_profile("pearl", deadline=None)
+settings.load_profile("pearl")
 
 ROOT = Path(__file__).parent.parent
 
