@@ -38,6 +38,8 @@ def make_smollm2(out: Path, *, dtype: str = "float32", force: bool = False) -> i
     with written_whole(out) as folder:
         parameters = _write_model(source, folder, dtype)
         _write_tokenizer(source, folder)
+        for file in folder.iterdir():
+            file.chmod(0o644)
     return parameters
 
 
@@ -69,7 +71,8 @@ def _write_model(source: Path, folder: Path, dtype: str) -> int:
     )
     # A model that came from GGUF refuses to be saved, so its numbers move into one that did not.
     settings = read.config.to_dict()
-    settings.pop("quantization_config", None)
+    for key in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+        settings.pop(key, None)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings), dtype=getattr(torch, dtype))
     model.load_state_dict(read.state_dict())
     model.generation_config = read.generation_config

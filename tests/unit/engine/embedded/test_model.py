@@ -187,7 +187,7 @@ def test_bfloat16_stays_near_float32(folder: Path, kit: Any) -> None:
 def test_a_device_that_is_not_there() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    with pytest.raises(ConfigError, match="engine.device: got cuda, want cpu or auto"):
+    with pytest.raises(ConfigError, match=r"engine\.device: got cuda, want cpu or auto"):
         Place.of("cuda", "float32")
 
 
