@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pickle import PickleBuffer
 from typing import Any, TypeVar
 
+import numpy as np
 import ray
 from ray.exceptions import RayError
 
@@ -31,7 +33,22 @@ class ObjectStoreTransport:
 
     def put(self, blocks: Sequence[Block]) -> Any:
         """Copy blocks into the store and give the reference."""
-        return ray.put(list(blocks))
+        # Ray copies bare buffers as they are; an array each would first be described by Python, twenty microseconds apiece.
+        buffers = [PickleBuffer(np.ascontiguousarray(block).data) for block in blocks]
+        return ray.put(_Stored(shape=blocks[0].shape, dtype=blocks[0].dtype.str, buffers=buffers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """Blocks of one shape in the object store."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    buffers: list[Any]
+    """Read-only memory of the store once fetched."""
+
+    def blocks(self) -> list[Block]:
+        return [np.ndarray(self.shape, self.dtype, buffer) for buffer in self.buffers]
 
 
 async def fetched(request: TurnRequest) -> TurnRequest:
@@ -42,7 +59,8 @@ async def fetched(request: TurnRequest) -> TurnRequest:
     data: list[Block] | None = None
     try:
         async with asyncio.timeout(FETCH_TIMEOUT_S):
-            data = await handle.payload.data
+            stored = await handle.payload.data
+            data = stored.blocks() if isinstance(stored, _Stored) else None
     except (RayError, TimeoutError, TypeError):
         # The engine refuses a handle without data, and the turn is computed from its tokens.
         data = None

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 Ints = npt.NDArray[np.int64]
 
@@ -22,6 +23,10 @@ MAX_HOLES = 2.0
 """A group reads the cache in place when its slots span at most this many times their number; else they are gathered.
 
 Attending in vain to a slot that is not in the group costs about as much as copying its keys and values."""
+
+
+BLOCKWISE_TOKENS = 16
+"""On a CPU, chunks from this length on attend block by block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,47 +83,65 @@ class Group:
     """Shape `[rows]`: slots to copy."""
     cells: Tensor | None
     """Shape `[n]`: grid cell of each packed token; None when the grid has no padding."""
+    share: int
+    """Query heads per KV head."""
     mask: Tensor
-    """Shape `[rows, 1, length, 1, reach]`: 0 where a query may look, -inf where not."""
+    """0 where a query may look, -inf where not: shape `[rows, 1, length, 1, reach]`, `[rows, 1, length share, reach]` when
+    `blockwise`."""
+    blockwise: bool
+    """Whether attention never holds all scores at once: those of a prefill do not fit a CPU's caches."""
     reach: int
     """Positions read, from 0."""
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend `[n, heads, d]` queries to the cache `[slots, kv_heads, positions, d]`; gives `[n, heads d]`."""
         _, heads, width = queries.shape
-        kv_heads = keys.shape[1]
-        share = heads // kv_heads
+        kv_heads = heads // self.share
         if self.cells is not None:
             grid = queries.new_zeros(self.rows * self.length, heads, width)
             queries = grid.index_copy_(0, self.cells, queries)
         if self.length > 1:
-            queries = queries.view(self.rows, self.length, kv_heads, share, width).transpose(1, 2)
-        queries = queries.reshape(self.rows * kv_heads, self.length * share, width)
-        scores = torch.bmm(queries, self._read(keys).transpose(1, 2))
-        scores.view(self.rows, kv_heads, self.length, share, self.reach).add_(self.mask)
-        odds = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
-        out = torch.bmm(odds, self._read(values))
+            queries = queries.view(self.rows, self.length, kv_heads, self.share, width).transpose(1, 2)
+        # Query heads that share a KV head are further queries of it.
+        queries = queries.reshape(self.rows, kv_heads, self.length * self.share, width)
+        out = self._blockwise(queries, keys, values) if self.blockwise else self._whole(queries, keys, values)
         if self.length > 1:
-            out = out.view(self.rows, kv_heads, self.length, share, width).transpose(1, 2)
+            out = out.view(self.rows, kv_heads, self.length, self.share, width).transpose(1, 2)
         out = out.reshape(self.rows * self.length, heads * width)
         return out if self.cells is None else out.index_select(0, self.cells)
 
+    def _blockwise(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        return scaled_dot_product_attention(
+            queries, self._read(keys), self._read(values), attn_mask=self.mask, scale=1.0
+        )
+
+    def _whole(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        rows, kv_heads = queries.shape[:2]
+        scores = torch.bmm(queries.flatten(0, 1), self._read(keys).flatten(0, 1).transpose(1, 2))
+        scores.view(rows, kv_heads, self.length, self.share, self.reach).add_(self.mask)
+        odds = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
+        return torch.bmm(odds, self._read(values).flatten(0, 1)).view(queries.shape)
+
     def _read(self, cache: Tensor) -> Tensor:
         if self.gathered is None:
-            return cache[self.window, :, : self.reach].flatten(0, 1)
-        return cache[:, :, : self.reach].index_select(0, self.gathered).flatten(0, 1)
+            return cache[self.window, :, : self.reach]
+        return cache[:, :, : self.reach].index_select(0, self.gathered)
 
 
-def groups_of(batch: Batch, like: Tensor) -> tuple[Group, ...]:
-    """The groups of a batch, in order of its tokens, with tensors on the device and in the precision of `like`."""
+def groups_of(batch: Batch, like: Tensor, share: int) -> tuple[Group, ...]:
+    """The groups of a batch, in order of its tokens, with tensors on the device and in the precision of `like`.
+
+    `share` is the number of query heads per KV head.
+    """
     if len(batch.counts) == len(batch.token_slots):
-        return (_group(batch.slots, batch.starts, batch.counts, slice(0, len(batch.counts)), like),)
+        return (_group(batch.slots, batch.starts, batch.counts, slice(0, len(batch.counts)), like, share),)
     keys = _group_keys(batch.counts)
     edges = [0, *(np.flatnonzero(np.diff(keys)) + 1).tolist(), len(keys)]
     offsets = np.concatenate(([0], np.cumsum(batch.counts)))
+    tokens = (slice(int(offsets[a]), int(offsets[b])) for a, b in itertools.pairwise(edges))
     return tuple(
-        _group(batch.slots[a:b], batch.starts[a:b], batch.counts[a:b], slice(int(offsets[a]), int(offsets[b])), like)
-        for a, b in itertools.pairwise(edges)
+        _group(batch.slots[a:b], batch.starts[a:b], batch.counts[a:b], part, like, share)
+        for (a, b), part in zip(itertools.pairwise(edges), tokens, strict=True)
     )
 
 
@@ -127,7 +150,7 @@ def _group_keys(counts: Ints) -> Ints:
     return np.ceil(np.log2(counts)).astype(np.int64)
 
 
-def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice, like: Tensor) -> Group:
+def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice, like: Tensor, share: int) -> Group:
     low, span = int(slots[0]), int(slots[-1] - slots[0]) + 1
     length, reach = int(counts.max()), int((starts + counts).max())
     in_place = span <= len(slots) * (MAX_HOLES if length == 1 else 1)
@@ -141,7 +164,8 @@ def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice, like: Tensor)
         cells = torch.from_numpy((row_of[:, None] * length + np.arange(length))[inside]).to(like.device)
     last = torch.from_numpy(row_starts[:, None] + np.arange(length)).to(like.device)
     later = torch.arange(reach, device=like.device) > last[:, :, None]
-    mask = like.new_zeros(rows, length, reach).masked_fill_(later, -torch.inf)
+    mask = like.new_zeros(rows, length, reach).masked_fill_(later, -torch.inf).view(rows, 1, length, 1, reach)
+    blockwise = like.device.type == "cpu" and length >= BLOCKWISE_TOKENS
     return Group(
         tokens=tokens,
         rows=rows,
@@ -149,6 +173,8 @@ def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice, like: Tensor)
         window=slice(low, low + span),
         gathered=None if in_place else torch.from_numpy(slots).to(like.device),
         cells=cells,
-        mask=mask.view(rows, 1, length, 1, reach),
+        share=share,
+        mask=mask.expand(-1, -1, -1, share, -1).flatten(2, 3) if blockwise else mask,
+        blockwise=blockwise,
         reach=reach,
     )

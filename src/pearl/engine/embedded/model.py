@@ -121,7 +121,7 @@ class Model:
         weights = self.weights
         if weights is None:
             raise EngineError("the model has no weights; load some first")
-        groups = groups_of(batch, cache.keys)
+        groups = groups_of(batch, cache.keys, self.architecture.heads // self.architecture.kv_heads)
         rows = cache.rows(batch)
         rotation = self._rotation[self._index(batch.token_positions)].unsqueeze(1)
         hidden = weights.embedding[self._index(token_ids)]

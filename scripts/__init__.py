@@ -1,0 +1,1 @@
+"""Scripts that make what is not in the repository, and check what is."""

@@ -1,0 +1,86 @@
+"""KV through the object store: what arrives is what was put, mapped and not copied; what is gone is said to be."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+
+from pearl.cluster.kv_transport import ObjectStoreTransport, fetched
+from pearl.engine.embedded.kv import Block, KvPayload
+from pearl.records.ids import HandleId, RequestId, TrajectoryId, WeightVersion, WorkerId
+from pearl.records.tokens import TokenIds
+from pearl.records.turn import KvHandle, Mode, Sampling, TurnRequest
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray")]
+
+
+def request(data: Any) -> TurnRequest:
+    payload = KvPayload(model_hash="m", epoch=0, layout="l", context_hash="c", data=data)
+    handle = KvHandle(
+        id=HandleId("h"),
+        owner=WorkerId(0),
+        epoch=0,
+        tokens=3,
+        size_bytes=1,
+        version=WeightVersion(0),
+        expires_s=1e9,
+        payload=payload,
+    )
+    return TurnRequest(
+        id=RequestId("r"),
+        trajectory=TrajectoryId("t"),
+        turn=0,
+        context=TokenIds([1, 2, 3, 4]),
+        sampling=Sampling(seed=0),
+        max_new_tokens=1,
+        min_version=WeightVersion(0),
+        mode=Mode.DECODE,
+        kv=handle,
+    )
+
+
+def arrived(data: Any) -> list[Block] | None:
+    handle = asyncio.run(fetched(request(data))).kv
+    assert handle is not None
+    assert isinstance(handle.payload, KvPayload)
+    blocks: list[Block] | None = handle.payload.data
+    return blocks
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int16])
+def test_blocks_of_a_cache_arrive_as_they_were_at_the_time(dtype: type) -> None:
+    """Layers, heads, positions, head size; each layer's and head's first three positions are a block."""
+    cache = np.arange(2 * 2 * 5 * 4).reshape(2, 2, 5, 4).astype(dtype)
+    want = cache.copy()
+    blocks = [cache[layer, head, :3] for layer in range(2) for head in range(2)]
+
+    reference = ObjectStoreTransport().put(blocks)
+    cache[:] = 0
+    got = arrived(reference)
+
+    assert got is not None
+    assert [block.dtype for block in got] == [np.dtype(dtype)] * 4
+    np.testing.assert_array_equal(np.stack(got), want[:, :, :3].reshape(4, 3, 4))
+    assert not any(block.flags.owndata or block.flags.writeable for block in got)
+
+
+def test_blocks_that_are_not_contiguous_arrive_too() -> None:
+    block = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
+
+    got = arrived(ObjectStoreTransport().put([block]))
+
+    assert got is not None
+    assert got[0].tolist() == [[0, 2], [4, 6], [8, 10]]
+
+
+def test_something_else_in_the_store_is_no_kv() -> None:
+    assert arrived(ray.put([1, 2, 3])) is None
+
+
+@pytest.mark.parametrize("data", [None, "nothing"])
+def test_a_handle_without_a_reference_has_no_data(data: object) -> None:
+    assert arrived(data) is None
