@@ -28,6 +28,9 @@ Attending in vain to a slot that is not in the group costs about as much as copy
 BLOCKWISE_TOKENS = 16
 """On a CPU, chunks from this length on attend block by block."""
 
+QUERY_TOKENS = 64
+"""Tokens of a block: it need not look at what comes behind its last one, which saves up to half of a prefill's attention."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
@@ -111,9 +114,15 @@ class Group:
         return out if self.cells is None else out.index_select(0, self.cells)
 
     def _blockwise(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        return scaled_dot_product_attention(
-            queries, self._read(keys), self._read(values), attn_mask=self.mask, scale=1.0
-        )
+        keys, values = self._read(keys), self._read(values)
+        outs = []
+        for first in range(0, self.length, QUERY_TOKENS):
+            reach = self.reach - max(0, self.length - first - QUERY_TOKENS)
+            part = slice(first * self.share, (first + QUERY_TOKENS) * self.share)
+            mask = self.mask[:, :, part, :reach]
+            seen = keys[:, :, :reach], values[:, :, :reach]
+            outs.append(scaled_dot_product_attention(queries[:, :, part], *seen, attn_mask=mask, scale=1.0))
+        return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
 
     def _whole(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         rows, kv_heads = queries.shape[:2]

@@ -25,9 +25,13 @@ from pearl.engine.embedded.weights import (
     hash_of,
     read_checkpoint,
     read_manifest,
+    zeros,
 )
 from pearl.errors import EngineError
 from pearl.records.training import Manifest
+
+MLP_TOKENS = 128
+"""Tokens that go through an MLP together on a CPU: what it computes in between should stay in the cache of one core."""
 
 
 class KvCache:
@@ -39,8 +43,7 @@ class KvCache:
 
     def __init__(self, architecture: Architecture, slots: int, positions: int, place: Place = HOST) -> None:
         shape = (architecture.layers, slots, architecture.kv_heads, positions, architecture.head_dim)
-        self.keys = torch.zeros(shape, device=place.device, dtype=place.dtype)
-        self.values = torch.zeros(shape, device=place.device, dtype=place.dtype)
+        self.keys, self.values = (zeros(shape, place) for _ in range(2))
         self._positions = positions
         self._kv_heads = architecture.kv_heads
 
@@ -165,8 +168,15 @@ class Model:
         inputs, experts = self._norm(hidden), self.architecture.experts
         if layer.router is not None and experts is not None:
             return _mix_experts(layer, layer.router, experts, inputs, hidden)
-        gate, up = torch.mm(inputs, layer.gate_up).chunk(2, -1)
-        return torch.addmm(hidden, silu(gate).mul_(up), layer.down)
+        if len(inputs) <= MLP_TOKENS or inputs.device.type != "cpu":
+            return _gated(layer, inputs, hidden)
+        parts = zip(inputs.split(MLP_TOKENS), hidden.split(MLP_TOKENS), strict=True)
+        return torch.cat([_gated(layer, part, residual) for part, residual in parts])
+
+
+def _gated(layer: LayerWeights, inputs: Tensor, residual: Tensor) -> Tensor:
+    gate, up = torch.mm(inputs, layer.gate_up).chunk(2, -1)
+    return torch.addmm(residual, silu(gate).mul_(up), layer.down)
 
 
 def _mix_experts(layer: LayerWeights, router: Tensor, experts: Experts, inputs: Tensor, hidden: Tensor) -> Tensor:

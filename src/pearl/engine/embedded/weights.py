@@ -14,8 +14,11 @@ Fused form (what makes the forward pass short):
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
+import math
+import mmap
 import sys
 import zlib
 from collections.abc import Iterable, Mapping
@@ -69,6 +72,17 @@ def release_memory(device: torch.device) -> None:
     elif sys.platform == "linux":
         # Small tensors come from the C library's heap, which keeps what is freed.
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def zeros(shape: tuple[int, ...], place: Place) -> Tensor:
+    """Zeros; on a CPU in pages of 2 MiB where the system has them, because a batch reads all over a cache in every iteration."""
+    if place.device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, device=place.device, dtype=place.dtype)
+    memory = mmap.mmap(-1, max(1, math.prod(shape)) * place.dtype.itemsize)
+    # Without huge pages the memory is as good, only slower.
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=place.dtype, count=math.prod(shape)).view(shape)
 
 
 HOST = Place(device=torch.device("cpu"), dtype=torch.float32)
