@@ -170,7 +170,7 @@ class Model:
             return _mix_experts(layer, layer.router, experts, inputs, hidden)
         if len(inputs) <= MLP_TOKENS or inputs.device.type != "cpu":
             return _gated(layer, inputs, hidden)
-        parts = zip(inputs.split(MLP_TOKENS), hidden.split(MLP_TOKENS), strict=True)
+        parts = zip(torch.split(inputs, MLP_TOKENS), torch.split(hidden, MLP_TOKENS), strict=True)
         return torch.cat([_gated(layer, part, residual) for part, residual in parts])
 
 

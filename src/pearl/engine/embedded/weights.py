@@ -78,11 +78,16 @@ def zeros(shape: tuple[int, ...], place: Place) -> Tensor:
     """Zeros; on a CPU in pages of 2 MiB where the system has them, because a batch reads all over a cache in every iteration."""
     if place.device.type != "cpu" or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(shape, device=place.device, dtype=place.dtype)
-    memory = mmap.mmap(-1, max(1, math.prod(shape)) * place.dtype.itemsize)
+    count = math.prod(shape)
+    try:
+        memory = mmap.mmap(-1, count * place.dtype.itemsize)
+    except OSError as error:
+        raise torch.OutOfMemoryError(f"{count * place.dtype.itemsize} bytes: {error.strerror}") from error
     # Without huge pages the memory is as good, only slower.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=place.dtype, count=math.prod(shape)).view(shape)
+    # Written to now: memory that is not there must show here and not in some iteration.
+    return torch.frombuffer(memory, dtype=place.dtype, count=count).view(shape).zero_()
 
 
 HOST = Place(device=torch.device("cpu"), dtype=torch.float32)
