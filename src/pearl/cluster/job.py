@@ -192,6 +192,7 @@ class _Job:
             config.processes,
             start_timeout_s=cluster.start_timeout_s,
             open_timeout_s=self.recipe.rollout.env_reset_timeout_s,
+            step_timeout_s=self.recipe.rollout.env_step_timeout_s,
             max_restarts=cluster.max_environment_restarts,
         )
         try:
