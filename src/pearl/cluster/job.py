@@ -25,7 +25,8 @@ from pearl.core.state import Gpu, GpuOwner
 from pearl.engine.embedded.architecture import read_architecture
 from pearl.engine.embedded.pace import Pace
 from pearl.env.codec import ChatCodec
-from pearl.env.registry import build_environment, evaluation_params, player_factory
+from pearl.env.registry import evaluation_params
+from pearl.env.trial import try_environment
 from pearl.errors import ConfigError, ModelError, RunFailed
 from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
@@ -63,12 +64,7 @@ def preflight(recipe: Recipe) -> None:
     _check_budget(recipe)
     Pace.read(recipe.engine)
     ChatCodec(recipe.model.path)
-    kind, params = recipe.environment.kind, recipe.environment.params
-    build_environment(kind, params).close()
-    if recipe.warmup.steps:
-        player_factory(kind, recipe.warmup.player)
-    if recipe.evaluation.rollouts_per_task:
-        evaluation_params(kind, params)
+    try_environment(recipe)
 
 
 def _check_weights(folder: Path) -> None:
