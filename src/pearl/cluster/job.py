@@ -24,7 +24,7 @@ from pearl.core.shape import parse_shape
 from pearl.core.state import Gpu, GpuOwner
 from pearl.engine.embedded.architecture import read_architecture
 from pearl.engine.embedded.pace import Pace
-from pearl.env.codec import ChatCodec
+from pearl.env.codec import codec_of
 from pearl.env.registry import evaluation_params
 from pearl.env.trial import try_environment
 from pearl.errors import ConfigError, ModelError, RunFailed
@@ -63,7 +63,7 @@ def preflight(recipe: Recipe) -> None:
     _check_weights(recipe.model.path)
     _check_budget(recipe)
     Pace.read(recipe.engine)
-    ChatCodec(recipe.model.path)
+    codec_of(recipe)
     try_environment(recipe)
 
 
@@ -163,7 +163,7 @@ class _Job:
                         weights=weights,
                         trainer=trainer,
                         environments=environments,
-                        codec=ChatCodec(self.recipe.model.path),
+                        codec=codec_of(self.recipe),
                         journal=journal,
                         checkpointer=checkpoints.CheckpointFolder(
                             self.folder.checkpoints, trainer, self.recipe.checkpoint.keep

@@ -13,7 +13,7 @@ import ray
 
 from pearl.cluster.calls import answer, end_actor, start_actor
 from pearl.config.recipe import Recipe
-from pearl.env.codec import ChatCodec
+from pearl.env.codec import codec_of
 from pearl.env.registry import build_environment, player_factory
 from pearl.errors import RunFailed, WorkerLost
 from pearl.records.ids import GpuId, WeightVersion
@@ -48,7 +48,7 @@ class TrainerActor:
         return warm_up(
             self._trainer,
             recipe.warmup,
-            ChatCodec(recipe.model.path),
+            codec_of(recipe),
             lambda: build_environment(kind, params),
             player_factory(kind, recipe.warmup.player),
             limits=PlayLimits(max_turns=recipe.rollout.max_turns, max_context_tokens=recipe.rollout.max_context_tokens),
