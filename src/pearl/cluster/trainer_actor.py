@@ -62,6 +62,7 @@ class TrainerActor:
                 games.player,
                 limits=PlayLimits(max_turns=rollout.max_turns, max_context_tokens=rollout.max_context_tokens),
                 seed=recipe.run.seed,
+                play=games.work,
             )
         except EnvironmentFault as error:
             raise RunFailed(f"warm-up: {error}") from error

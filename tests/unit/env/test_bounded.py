@@ -76,31 +76,44 @@ def test_a_call_that_raises(error: BaseException) -> None:
 def test_an_error_of_ours_stays_what_it_is() -> None:
     made = BoundedGames("guess_numbr", {}, player_factory("guess_number"), reset_timeout_s=60.0, step_timeout_s=60.0)
     with pytest.raises(ConfigError, match="did you mean"):
-        made.game()
+        made.work(made.game)
 
 
-@pytest.mark.parametrize(("method", "key"), [("reset", "env_reset_timeout_s"), ("step", "env_step_timeout_s")])
-def test_a_game_that_hangs_is_not_closed(
-    method: str, key: str, released: threading.Event, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("cls", "method", "what", "key"),
+    [
+        (GuessNumber, "reset", "reset", "env_reset_timeout_s"),
+        (GuessNumber, "step", "step", "env_step_timeout_s"),
+        (GuessNumberPlayer, "act", "scripted player: act", "env_step_timeout_s"),
+    ],
+)
+def test_what_hangs_is_named(
+    cls: type, method: str, what: str, key: str, released: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GuessNumber, method, lambda _self, _argument: released.wait())
-    short = {"reset": 60.0, "step": 60.0, method: 0.1}
-    game = games(step_timeout_s=short["step"], reset_timeout_s=short["reset"]).game()
-    if method == "step":
-        game.reset(0)
-    with pytest.raises(EnvironmentHung, match=rf"environment 'guess_number': {method}: .* rollout\.{key}"):
-        getattr(game, method)("5" if method == "step" else 0)
-    game.close()
+    monkeypatch.setattr(cls, method, lambda _self, _argument: released.wait())
+    made = games(
+        **{"env_reset_timeout_s": {"reset_timeout_s": 0.1}, "env_step_timeout_s": {"step_timeout_s": 0.1}}[key]
+    )
+
+    def play() -> None:
+        game = made.game()
+        player = made.player(game, random.Random(0))
+        game.step(player.act(game.reset(0)))
+
+    with pytest.raises(EnvironmentHung, match=rf"environment 'guess_number': {what}: .* rollout\.{key}"):
+        made.work(play)
 
 
-def test_a_player_that_hangs(released: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GuessNumberPlayer, "act", lambda _self, _observation: released.wait())
-    made = games(step_timeout_s=0.1)
-    game = made.game()
-    player = made.player(game, random.Random(0))
-    with pytest.raises(EnvironmentHung, match="scripted player: act"):
-        player.act("1-9")
-    game.close()
+def test_the_bound_is_on_each_call_and_not_on_the_work(released: threading.Event) -> None:
+    calls = BoundedCalls("x")
+
+    def work() -> int:
+        for _ in range(8):
+            calls.step(lambda: released.wait(0.1), "call", 0.4, "key")
+        released.wait(0.5)  # not a call of the user's
+        return 7
+
+    assert calls.work(work) == 7
 
 
 def test_nonsense_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
