@@ -254,7 +254,9 @@ class TestRayEnvironmentPool(EnvironmentPoolContract):
 
     @asynccontextmanager
     async def pool(self, slots: int) -> AsyncIterator[EnvironmentPoolSubject]:
-        pool = RayEnvironmentPool(slots, 1, start_timeout_s=60.0, open_timeout_s=60.0, max_restarts=8)
+        pool = RayEnvironmentPool(
+            slots, 1, start_timeout_s=60.0, open_timeout_s=60.0, step_timeout_s=60.0, max_restarts=8
+        )
         await pool.start()
         try:
             yield EnvironmentPoolSubject(pool=pool, task=self._task, action="a")

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from pearl.cluster import environment_pool
+from pearl.cluster.calls import end_actor
 from pearl.cluster.environment_pool import RayEnvironmentPool
 from pearl.errors import (
     EnvironmentFault,
@@ -47,10 +48,15 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 @contextlib.asynccontextmanager
 async def pool(
-    slots: int, processes: int = 1, restarts: int = 4, open_timeout_s: float = 60.0
+    slots: int, processes: int = 1, restarts: int = 4, open_timeout_s: float = 60.0, step_timeout_s: float = 60.0
 ) -> AsyncIterator[RayEnvironmentPool]:
     made = RayEnvironmentPool(
-        slots, processes, start_timeout_s=60.0, open_timeout_s=open_timeout_s, max_restarts=restarts
+        slots,
+        processes,
+        start_timeout_s=60.0,
+        open_timeout_s=open_timeout_s,
+        step_timeout_s=step_timeout_s,
+        max_restarts=restarts,
     )
     await made.start()
     try:
@@ -138,6 +144,57 @@ def test_a_call_that_does_not_return_costs_the_process_and_nothing_else(monkeypa
     run(work())
 
 
+def test_a_process_that_is_stopped_ends_its_environments_as_lost_and_is_killed() -> None:
+    async def work() -> None:
+        # Bounds of 4 s on a call: silence is noticed after 2 s and the wait of a poll.
+        async with pool(slots=64, step_timeout_s=4.0) as environments:
+            (before,) = environments.pids
+            environment = await environments.open(task(seed=11))
+            await environment.reset(11)
+            os.kill(before, signal.SIGSTOP)
+            with pytest.raises(EnvironmentLost, match="no answer within"):
+                await environment.step("a")
+            await environment.close()
+            again = await environments.open(task(seed=12))
+            assert await again.reset(12)
+            await again.close()
+            assert before not in environments.pids
+            while psutil.pid_exists(before):
+                await asyncio.sleep(0.1)
+            assert environments.restarts == 1
+
+    run(work())
+
+
+def test_as_many_stuck_calls_as_environments_in_use_cost_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_pool, "STUCK_AFTER_S", 0.1)
+
+    async def hang(environments: RayEnvironmentPool, seed: int) -> None:
+        hung = await environments.open(task(seed=seed, faults="hang"))
+        await hung.reset(seed)
+        await hung.step("a")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await hung.step("a")
+        await hung.close()
+
+    async def work() -> None:
+        # A quarter of the slots are far from stuck.
+        async with pool(slots=64) as environments:
+            (before,) = environments.pids
+            sound = await environments.open(task(seed=20))
+            await hang(environments, 21)
+            await asyncio.sleep(0.3)
+            assert environments.pids == (before,), "one that hangs is no reason to doubt the process"
+            await hang(environments, 22)
+            await sound.close()
+            while before in environments.pids:
+                await asyncio.sleep(0.1)
+            assert environments.restarts == 1
+
+    run(work())
+
+
 def test_slots_that_do_not_divide_are_all_given() -> None:
     async def work() -> None:
         async with pool(slots=3, processes=2) as environments:
@@ -168,7 +225,7 @@ def test_a_start_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -
 
     async def second_fails(actor: Any, who: str, timeout_s: float) -> int:
         if who.endswith("1"):
-            environment_pool.end_actor(actor)
+            end_actor(actor)
             raise WorkerLost(f"{who}: made to fail")
         return await start_actor(actor, who, timeout_s)
 
@@ -178,7 +235,7 @@ def test_a_start_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -
 
     async def work() -> None:
         monkeypatch.setattr(environment_pool, "start_actor", second_fails)
-        made = RayEnvironmentPool(3, 3, start_timeout_s=60.0, open_timeout_s=60.0, max_restarts=0)
+        made = RayEnvironmentPool(3, 3, start_timeout_s=60.0, open_timeout_s=60.0, step_timeout_s=60.0, max_restarts=0)
         with pytest.raises(RunFailed, match="made to fail"):
             await made.start()
         await made.stop()

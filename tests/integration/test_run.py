@@ -24,7 +24,7 @@ from pearl.report.run_folder import RunFolder
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray"), pytest.mark.timeout(300)]
 
-TRAINABLE = {"done", "truncated_turns", "truncated_tokens"}
+TRAINABLE = {"done", "truncated_turns", "truncated_tokens", "truncated_environment"}
 
 
 def recipe(model: Path, root: Path, **sections: dict[str, object]) -> Recipe:

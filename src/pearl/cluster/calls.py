@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable
 from typing import Any, TypeVar
 
@@ -17,6 +18,9 @@ T = TypeVar("T")
 LINGER_S = 0.003
 """What the first event of a batch waits for company: a message between processes costs each side about a millisecond of
 CPU, a turn that waits costs nothing while others are under way."""
+
+TICK_S = 0.5
+"""As far as a bound on an answer is late, at most."""
 
 
 async def answer(reference: Awaitable[T], who: str) -> T:
@@ -37,6 +41,26 @@ async def answer(reference: Awaitable[T], who: str) -> T:
         raise WorkerLost(f"{who}: its process is gone ({_first_line(error)})") from error
     except RayError as error:
         raise WorkerLost(f"{who}: {_first_line(error)}") from error
+
+
+async def answer_within(reference: Awaitable[T], who: str, timeout_s: float) -> T:
+    """Wait for an actor's answer, which should come within a time; rounded up to ticks of `TICK_S`.
+
+    The time is counted in ticks of this process: after it stood still itself, nobody else is to blame for it.
+
+    Raises:
+        WorkerLost: as `answer`, or there was no answer.
+        PearlError: whatever of ours the actor raised.
+    """
+    waiting = asyncio.ensure_future(answer(reference, who))
+    try:
+        for _ in range(math.ceil(timeout_s / TICK_S)):
+            await asyncio.wait((waiting,), timeout=TICK_S)
+            if waiting.done():
+                return waiting.result()
+    finally:
+        waiting.cancel()
+    raise WorkerLost(f"{who}: no answer within {timeout_s:g} s")
 
 
 async def start_actor(actor: Any, who: str, timeout_s: float) -> int:

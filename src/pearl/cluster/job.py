@@ -24,8 +24,9 @@ from pearl.core.shape import parse_shape
 from pearl.core.state import Gpu, GpuOwner
 from pearl.engine.embedded.architecture import read_architecture
 from pearl.engine.embedded.pace import Pace
-from pearl.env.codec import ChatCodec
-from pearl.env.registry import build_environment, evaluation_params, player_factory
+from pearl.env.codec import codec_of
+from pearl.env.registry import evaluation_params
+from pearl.env.trial import try_environment
 from pearl.errors import ConfigError, ModelError, RunFailed
 from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
@@ -62,13 +63,8 @@ def preflight(recipe: Recipe) -> None:
     _check_weights(recipe.model.path)
     _check_budget(recipe)
     Pace.read(recipe.engine)
-    ChatCodec(recipe.model.path)
-    kind, params = recipe.environment.kind, recipe.environment.params
-    build_environment(kind, params).close()
-    if recipe.warmup.steps:
-        player_factory(kind, recipe.warmup.player)
-    if recipe.evaluation.rollouts_per_task:
-        evaluation_params(kind, params)
+    codec_of(recipe)
+    try_environment(recipe)
 
 
 def _check_weights(folder: Path) -> None:
@@ -167,7 +163,7 @@ class _Job:
                         weights=weights,
                         trainer=trainer,
                         environments=environments,
-                        codec=ChatCodec(self.recipe.model.path),
+                        codec=codec_of(self.recipe),
                         journal=journal,
                         checkpointer=checkpoints.CheckpointFolder(
                             self.folder.checkpoints, trainer, self.recipe.checkpoint.keep
@@ -192,6 +188,7 @@ class _Job:
             config.processes,
             start_timeout_s=cluster.start_timeout_s,
             open_timeout_s=self.recipe.rollout.env_reset_timeout_s,
+            step_timeout_s=self.recipe.rollout.env_step_timeout_s,
             max_restarts=cluster.max_environment_restarts,
         )
         try:

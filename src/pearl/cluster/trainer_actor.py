@@ -13,9 +13,10 @@ import ray
 
 from pearl.cluster.calls import answer, end_actor, start_actor
 from pearl.config.recipe import Recipe
-from pearl.env.codec import ChatCodec
-from pearl.env.registry import build_environment, player_factory
-from pearl.errors import RunFailed, WorkerLost
+from pearl.env.bounded import BoundedGames
+from pearl.env.codec import codec_of
+from pearl.env.registry import player_factory
+from pearl.errors import EnvironmentFault, RunFailed, WorkerLost
 from pearl.records.ids import GpuId, WeightVersion
 from pearl.records.training import LendReport, Manifest, TrainingBatch, TrainReport
 from pearl.train.trainer import GrpoTrainer
@@ -42,18 +43,29 @@ class TrainerActor:
         return os.getpid()
 
     def warm_up(self) -> WarmupReport:
-        """Supervised steps on scripted play."""
+        """Supervised steps on scripted play; the user's code runs in this process, each call within rollout's bounds."""
         recipe = self._recipe
-        kind, params = recipe.environment.kind, recipe.environment.params
-        return warm_up(
-            self._trainer,
-            recipe.warmup,
-            ChatCodec(recipe.model.path),
-            lambda: build_environment(kind, params),
+        kind, rollout = recipe.environment.kind, recipe.rollout
+        games = BoundedGames(
+            kind,
+            recipe.environment.params,
             player_factory(kind, recipe.warmup.player),
-            limits=PlayLimits(max_turns=recipe.rollout.max_turns, max_context_tokens=recipe.rollout.max_context_tokens),
-            seed=recipe.run.seed,
+            reset_timeout_s=rollout.env_reset_timeout_s,
+            step_timeout_s=rollout.env_step_timeout_s,
         )
+        try:
+            return warm_up(
+                self._trainer,
+                recipe.warmup,
+                codec_of(recipe),
+                games.game,
+                games.player,
+                limits=PlayLimits(max_turns=rollout.max_turns, max_context_tokens=rollout.max_context_tokens),
+                seed=recipe.run.seed,
+                play=games.work,
+            )
+        except EnvironmentFault as error:
+            raise RunFailed(f"warm-up: {error}") from error
 
     def train(self, batch: TrainingBatch) -> TrainReport:
         """One training step, noted in the ledger when it is done."""

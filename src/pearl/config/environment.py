@@ -17,6 +17,10 @@ class EnvironmentConfig(Section):
     process_isolated: bool = Field(
         False, description="One environment per process at a time, for classes that use global random state."
     )
+    allow_special_tokens: bool = Field(
+        False,
+        description="Special tokens that an observation spells out become those tokens; otherwise they are ordinary text.",
+    )
 
     @property
     def open_at_once(self) -> int:

@@ -54,10 +54,16 @@ def evaluation_params(kind: str, params: Mapping[str, Scalar]) -> tuple[dict[str
     """Return the full parameters of every task that an evaluation of this environment enumerates.
 
     Raises:
-        ConfigError: see `environment_class`; the environment has no evaluation tasks.
+        ConfigError: see `environment_class`; the environment has no evaluation tasks, or raises.
     """
     cls: object = environment_class(kind)
-    tasks = [{**params, **task} for task in cls.evaluation_params(**params)] if isinstance(cls, Evaluable) else []
+    try:
+        tasks = [{**params, **task} for task in cls.evaluation_params(**params)] if isinstance(cls, Evaluable) else []
+    except Exception as error:  # the user's code may raise anything
+        raise ConfigError(
+            f"environment.kind: {kind!r}: evaluation_params({dict(params)}): {type(error).__name__}: {error}; "
+            "want a table of parameters for each task"
+        ) from error
     if not tasks:
         raise ConfigError(
             f"evaluation.rollouts_per_task: environment {kind!r} enumerates no evaluation tasks; "

@@ -142,7 +142,7 @@ class AgentLoop:
             self._journal_turn(turn, len(prompt), completion, generate_s, env_s)
             if reply.done:
                 self._success = reply.success
-                return TrajectoryStatus.DONE
+                return TrajectoryStatus.TRUNCATED_ENVIRONMENT if reply.truncated else TrajectoryStatus.DONE
             prompt = codec.append(reply.observation, closed=completion.end is EndReason.STOP)
             context = context + completion.token_ids + prompt
         return TrajectoryStatus.TRUNCATED_TURNS

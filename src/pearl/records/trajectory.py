@@ -21,11 +21,13 @@ class TrajectoryStatus(enum.Enum):
     """How a trajectory ended; each ends exactly once."""
 
     DONE = "done"
-    """The environment said so."""
+    """The environment said so, by its rules."""
     TRUNCATED_TURNS = "truncated_turns"
     """`rollout.max_turns` was reached."""
     TRUNCATED_TOKENS = "truncated_tokens"
     """`rollout.max_context_tokens` was reached."""
+    TRUNCATED_ENVIRONMENT = "truncated_environment"
+    """The environment said so, for a limit of its own (`EnvironmentReply.truncated`)."""
     TIMED_OUT = "timed_out"
     """`rollout.trajectory_timeout_s` passed."""
     ENV_RAISED = "env_raised"
@@ -45,7 +47,14 @@ class TrajectoryStatus(enum.Enum):
         return self in _TRAINABLE
 
 
-_TRAINABLE = frozenset({TrajectoryStatus.DONE, TrajectoryStatus.TRUNCATED_TURNS, TrajectoryStatus.TRUNCATED_TOKENS})
+_TRAINABLE = frozenset(
+    {
+        TrajectoryStatus.DONE,
+        TrajectoryStatus.TRUNCATED_TURNS,
+        TrajectoryStatus.TRUNCATED_TOKENS,
+        TrajectoryStatus.TRUNCATED_ENVIRONMENT,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

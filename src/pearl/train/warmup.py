@@ -100,6 +100,14 @@ def scripted_trajectory(codec: ScriptCodec, game: Game, player: Player, seed: in
     return TokenSequence.of(tokens.array[: ranges[-1][1] if ranges else 0], ranges)
 
 
+PlayBatch = Callable[[Callable[[], list[TokenSequence]]], list[TokenSequence]]
+"""Runs what plays a batch of games, on a thread of its own where the games may hang."""
+
+
+def _here(play: Callable[[], list[TokenSequence]]) -> list[TokenSequence]:
+    return play()
+
+
 def warm_up(
     trainer: GrpoTrainer,
     config: WarmupConfig,
@@ -109,8 +117,9 @@ def warm_up(
     *,
     limits: PlayLimits,
     seed: int,
+    play: PlayBatch = _here,
 ) -> WarmupReport:
-    """Train version 0 in place on `config.steps` batches of fresh scripted games.
+    """Train version 0 in place on `config.steps` batches of fresh scripted games; `play` runs what plays a batch.
 
     Raises:
         TrainingError: the trainer is past version 0, nothing was played, or the loss is not finite.
@@ -129,7 +138,7 @@ def warm_up(
     try:
         for step in range(config.steps):
             rate = config.learning_rate * 0.5 * (1 + math.cos(math.pi * step / config.steps))
-            games = [_play(codec, make_game, make_player, rng, limits) for _ in range(config.batch_size)]
+            games = play(lambda: [_play(codec, make_game, make_player, rng, limits) for _ in range(config.batch_size)])
             losses.append(_step(trainer, adam, games, rate))
             trained_tokens += sum(len(game.trained) for game in games)
     except BaseException:

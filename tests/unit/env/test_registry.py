@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from pearl.env import registry
 from pearl.env.guess_number import GuessNumber, GuessNumberPlayer
 from pearl.env.registry import build_environment, environment_class, evaluation_params, player_factory
 from pearl.errors import ConfigError
@@ -121,6 +122,20 @@ def test_evaluation_tasks_come_with_the_recipes_parameters() -> None:
 def test_an_environment_without_evaluation_tasks() -> None:
     with pytest.raises(ConfigError, match="enumerates no evaluation tasks"):
         evaluation_params("users_environment:Echo", {})
+
+
+@pytest.mark.parametrize(("returned", "message"), [(None, "RuntimeError: no licence"), ([3], "TypeError")])
+def test_evaluation_tasks_that_go_wrong(
+    returned: list[int] | None, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def evaluation_params(**params: Scalar) -> list[int]:
+        if returned is None:
+            raise RuntimeError("no licence")
+        return returned
+
+    monkeypatch.setattr(Echo, "evaluation_params", evaluation_params, raising=False)
+    with pytest.raises(ConfigError, match=rf"Echo'.*{message}.*want a table of parameters for each task"):
+        registry.evaluation_params("users_environment:Echo", {})
 
 
 def test_players() -> None:

@@ -32,6 +32,13 @@ def test_success_is_the_environments_word(success: bool | None, want: bool) -> N
     assert on_stage(play, Behaviour(reward=0.0, success=success)).success is want
 
 
+def test_truncated_by_a_limit_of_the_environment_keeps_its_reward_and_success() -> None:
+    trajectory = on_stage(play, Behaviour(turns=2, reward=0.5, success=False, truncated=True))
+    assert trajectory.status is TrajectoryStatus.TRUNCATED_ENVIRONMENT
+    assert len(trajectory.turns) == 2
+    assert (trajectory.reward, trajectory.success) == (0.5, False)
+
+
 def test_truncated_after_the_allowed_turns() -> None:
     trajectory = on_stage(play, Behaviour(turns=9, reward=1.0), max_turns=2)
     assert trajectory.status is TrajectoryStatus.TRUNCATED_TURNS

@@ -39,7 +39,7 @@ def trajectory(*turns: Turn) -> Trajectory:
 def test_only_an_end_by_the_rules_counts_as_an_attempt() -> None:
     trainable = {status.value for status in TrajectoryStatus if status.trainable}
 
-    assert trainable == {"done", "truncated_turns", "truncated_tokens"}
+    assert trainable == {"done", "truncated_turns", "truncated_tokens", "truncated_environment"}
 
 
 @pytest.mark.parametrize(
