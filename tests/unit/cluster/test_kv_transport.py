@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ObjectLostError
 
 from pearl.cluster import kv_transport
-from pearl.cluster.kv_transport import fetched, shifted
+from pearl.cluster.kv_transport import ObjectStoreTransport, fetched, shifted
 from pearl.engine.embedded.kv import KvPayload
 from pearl.records.ids import HandleId, RequestId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.tokens import Floats, TokenIds
@@ -60,7 +60,10 @@ def fetch(data: Callable[[], Awaitable[object]] | object) -> Any:
 
 
 async def _blocks() -> object:
-    return [np.ones((3, 2))]
+    """What the transport puts into the store."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kv_transport.ray, "put", lambda stored: stored)
+        return ObjectStoreTransport().put([np.arange(6.0).reshape(3, 2), np.ones((3, 2))])
 
 
 async def _lost() -> object:
@@ -72,7 +75,9 @@ async def _never() -> object:
 
 
 def test_what_comes_is_handed_on() -> None:
-    assert fetch(_blocks)[0].shape == (3, 2)
+    first, second = fetch(_blocks)
+    assert first.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert second.tolist() == [[1, 1]] * 3
 
 
 @pytest.mark.parametrize("data", [_lost, _never, None, "no reference"], ids=["lost", "never", "none", "text"])
