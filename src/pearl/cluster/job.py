@@ -6,27 +6,21 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
-
-from safetensors import SafetensorError, safe_open
 
 from pearl.cluster import checkpoints
 from pearl.cluster.environment_pool import RayEnvironmentPool
 from pearl.cluster.fleet import RayFleet
-from pearl.cluster.local_ray import import_from_here, ray_session
 from pearl.cluster.trainer_actor import RayTrainer
-from pearl.cluster.weights import KEPT_VERSIONS, SharedMemoryWeights
+from pearl.cluster.weights import SharedMemoryWeights
 from pearl.config.recipe import Recipe
 from pearl.core.shape import parse_shape
 from pearl.core.state import Gpu, GpuOwner
-from pearl.engine.embedded.architecture import read_architecture
-from pearl.engine.embedded.pace import Pace
 from pearl.env.codec import ChatCodec
-from pearl.env.registry import build_environment, evaluation_params, player_factory
-from pearl.errors import ConfigError, ModelError, RunFailed
+from pearl.env.registry import evaluation_params
+from pearl.errors import RunFailed
 from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
 from pearl.pipeline.training_loop import StepOutcome
@@ -36,75 +30,26 @@ from pearl.report.journal import JournalWriter
 from pearl.report.live import JobSummary, Reporter, StepReport
 from pearl.report.run_folder import RunFolder
 from pearl.report.summary import write_summary
-from pearl.train.whole_folder import settle_all
-from pearl.units import GIB
 
 T = TypeVar("T")
 
 
-def preflight(recipe: Recipe) -> None:
-    """Find what is wrong with a recipe's model and environment before anything is started or written.
+def run_job(
+    recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool, begun: Callable[[], None] = lambda: None
+) -> JobSummary:
+    """Run a recipe on Ray, which is there (`ray_session`), to its end.
 
-    Classes of the user's own are imported from the current directory, too.
-
-    Raises:
-        ModelError: the model folder is missing or has no usable tokenizer.
-        ConfigError: the environment cannot be made, or lacks what the recipe asks of it; too little memory for weights;
-            `engine.pacing` is no profile.
-    """
-    import_from_here()
-    for name in ("config.json", "model.safetensors"):
-        if not (recipe.model.path / name).is_file():
-            raise ModelError(
-                f"model.path: no {name} in {recipe.model.path}; want a Hugging Face checkpoint folder "
-                "(`python scripts/make_tiny_qwen3.py --out models/tiny-qwen3` makes the demo's)"
-            )
-    _check_weights(recipe.model.path)
-    _check_budget(recipe)
-    Pace.read(recipe.engine)
-    ChatCodec(recipe.model.path)
-    kind, params = recipe.environment.kind, recipe.environment.params
-    build_environment(kind, params).close()
-    if recipe.warmup.steps:
-        player_factory(kind, recipe.warmup.player)
-    if recipe.evaluation.rollouts_per_task:
-        evaluation_params(kind, params)
-
-
-def _check_weights(folder: Path) -> None:
-    read_architecture(folder)
-    file = folder / "model.safetensors"
-    try:
-        with safe_open(file, framework="np") as tensors:
-            names = tensors.keys()
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{file}: cannot be read: {error}") from error
-    if not names:
-        raise ModelError(f"{file}: holds no tensor")
-
-
-def _check_budget(recipe: Recipe) -> None:
-    needed = KEPT_VERSIONS * (recipe.model.path / "model.safetensors").stat().st_size
-    if needed > recipe.weights.host_budget_gib * GIB:
-        raise ConfigError(
-            f"weights.host_budget_gib: got {recipe.weights.host_budget_gib:g}, want at least {needed / GIB:.4g}: "
-            f"{KEPT_VERSIONS} versions of {recipe.model.path} are kept in shared memory"
-        )
-
-
-def run_job(recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool) -> JobSummary:
-    """Run a recipe on Ray to its end.
+    `begun` is called when the trainer is ready, before the run changes anything that a resumption would find.
 
     Raises:
         UserError: something the user asked for cannot be done.
         RunFailed: the run cannot go on; its folder can be resumed.
         KeyboardInterrupt: Ctrl-C or SIGTERM; everything was ended in order.
     """
-    with ray_session(recipe.cluster):
-        try:
-            summary = asyncio.run(_until_told(_Job(recipe, folder, reporter, resume)))
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+    try:
+        summary = asyncio.run(_until_told(_Job(recipe, folder, reporter, resume, begun)))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     write_summary(summary)
     return summary
 
@@ -148,8 +93,15 @@ class _Totals:
 
 
 class _Job:
-    def __init__(self, recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool) -> None:
-        self.recipe, self.folder, self.reporter, self.resume = recipe, folder, reporter, resume
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        reporter: Reporter,
+        resume: bool,
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.recipe, self.folder, self.reporter, self.resume, self.begun = recipe, folder, reporter, resume, begun
         self.totals = _Totals()
 
     async def run(self) -> JobSummary:
@@ -204,27 +156,29 @@ class _Job:
             trainer.stop()
 
     async def _start(self, trainer: RayTrainer) -> RunStart:
-        tasks = self._evaluation_tasks()
-        gpus = _local_gpus(parse_shape(self.recipe.engine.shape).gpus)
-        incarnation = checkpoints.begin_incarnation(self.folder.path) if self.resume else 0
-        if self.resume:
-            settle_all(self.folder.checkpoints)
+        start = RunStart(
+            gpus=_local_gpus(parse_shape(self.recipe.engine.shape).gpus), evaluation_tasks=self._evaluation_tasks()
+        )
         checkpoint = self.folder.latest_checkpoint() if self.resume else None
         if checkpoint is not None:
             version, progress = await self._bounded(
                 checkpoints.restore(checkpoint, trainer), "train.step_timeout_s", self.recipe.train.step_timeout_s
             )
             self.reporter.stage("resume", f"from {checkpoint.name}, {len(progress.unfinished)} groups begin again")
-            return RunStart(
-                gpus=gpus, version=version, progress=progress, incarnation=incarnation, evaluation_tasks=tasks
-            )
-        if self.recipe.warmup.steps:
-            self.reporter.stage("warm-up", f"{self.recipe.warmup.steps} supervised steps on scripted play")
-            report = await self._bounded(trainer.warm_up(), "warmup.timeout_s", self.recipe.warmup.timeout_s)
-            self.reporter.stage(
-                "warm-up", f"loss {report.loss_first:.3f} -> {report.loss_last:.3f} in {report.seconds:.1f} s"
-            )
-        return RunStart(gpus=gpus, incarnation=incarnation, evaluation_tasks=tasks)
+            start = replace(start, version=version, progress=progress, is_restored=True)
+        elif self.recipe.warmup.steps:
+            await self._warm_up(trainer)
+        # Up to here the run may be refused; then its folder is as it was.
+        incarnation = checkpoints.begin_incarnation(self.folder.path) if self.resume else 0
+        self.begun()
+        return replace(start, incarnation=incarnation)
+
+    async def _warm_up(self, trainer: RayTrainer) -> None:
+        self.reporter.stage("warm-up", f"{self.recipe.warmup.steps} supervised steps on scripted play")
+        report = await self._bounded(trainer.warm_up(), "warmup.timeout_s", self.recipe.warmup.timeout_s)
+        self.reporter.stage(
+            "warm-up", f"loss {report.loss_first:.3f} -> {report.loss_last:.3f} in {report.seconds:.1f} s"
+        )
 
     async def _bounded(self, work: Coroutine[Any, Any, T], key: str, timeout_s: float) -> T:
         try:

@@ -57,10 +57,12 @@ class RunStart:
     gpus: tuple[Gpu, ...]
     """For rollout, in the order in which workers take them."""
     version: WeightVersion = field(default=FIRST_VERSION)
-    """Of the trainer now; larger than 0 when resumed."""
+    """Of the trainer now; larger than 0 when restored."""
     progress: RolloutProgress = field(default_factory=lambda: RolloutProgress(cursor=0, consumed=0, unfinished=()))
     incarnation: int = 0
     """How often the run was resumed."""
+    is_restored: bool = False
+    """From a checkpoint; a run that failed before its first one is resumed from the beginning."""
     evaluation_tasks: tuple[Task, ...] = ()
 
 
@@ -177,7 +179,7 @@ class _Run:
         loop = asyncio.get_running_loop()
         try:
             await self._start()
-            before = await self._evaluate("before", self.start.version) if self.start.incarnation == 0 else None
+            before = None if self.start.is_restored else await self._evaluate("before", self.start.version)
             self.observer.stage("training", f"up to {self.recipe.run.steps} steps")
             began_s = loop.time()
             version = await self._training_loop().run()

@@ -128,7 +128,7 @@ class PlainReporter:
 
     def stage(self, name: str, text: str) -> None:
         """`evaluation  before training: 16 tasks, 64 rollouts`."""
-        self._print(f"{name:<10}  {text}")
+        self._print(stage_line(name, text))
 
     def step(self, report: StepReport) -> None:
         """One aligned line."""
@@ -142,6 +142,11 @@ class PlainReporter:
         # that went away (`| head`) must not end the run.
         with contextlib.suppress(OSError):
             print(line, file=self._file or sys.stdout, flush=True)
+
+
+def stage_line(name: str, text: str) -> str:
+    """A stage on one line."""
+    return f"{name:<10}  {text}"
 
 
 def plain_line(report: StepReport, steps: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+from pearl.errors import RunFailed
 from pearl.report.live import JobSummary, fault_text, percent
 from pearl.units import format_duration
 
@@ -33,9 +34,17 @@ def render_summary(summary: JobSummary) -> str:
 
 
 def write_summary(summary: JobSummary) -> None:
-    """Write it to `summary.json` in the run folder, for programs."""
+    """Write it to `summary.json` in the run folder, for programs.
+
+    Raises:
+        RunFailed: it cannot be written.
+    """
     fields = {**dataclasses.asdict(summary), "folder": str(summary.folder)}
-    (summary.folder / "summary.json").write_text(json.dumps(fields, indent=2) + "\n")
+    path = summary.folder / "summary.json"
+    try:
+        path.write_text(json.dumps(fields, indent=2) + "\n")
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def _success_text(before: float | None, after: float | None) -> str:

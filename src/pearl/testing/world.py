@@ -118,7 +118,13 @@ class FakeWorld:
     def resumed_start(self) -> RunStart:
         """Where a run begins that goes on from the last checkpoint."""
         version, progress = self.checkpointer.saved[-1]
-        return replace(self.start, version=version, progress=progress, incarnation=self.start.incarnation + 1)
+        return replace(
+            self.start,
+            version=version,
+            progress=progress,
+            incarnation=self.start.incarnation + 1,
+            is_restored=True,
+        )
 
     def check_ledger(self) -> None:
         """Assert what must hold of every run that has ended, whatever happened in it.

@@ -100,11 +100,13 @@ def test_rollouts_with_a_fault_are_left_out_of_an_evaluation_and_counted() -> No
     assert result.faults == {}
 
 
-def test_a_resumed_run_is_not_evaluated_before_training_again() -> None:
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_run_from_a_checkpoint_is_not_evaluated_before_training_again(is_restored: bool) -> None:
+    # One that failed before its first checkpoint begins anew when it is resumed, so that it needs the number.
     recipe = fake_recipe(run={"steps": 0}, evaluation={"rollouts_per_task": 1})
-    start = RunStart(gpus=fake_gpus(2), evaluation_tasks=TASKS, incarnation=1)
+    start = RunStart(gpus=fake_gpus(2), evaluation_tasks=TASKS, incarnation=1, is_restored=is_restored)
     result = play(FakeWorld(recipe, script=by_seed, start=start))
-    assert result.before is None
+    assert (result.before is None) == is_restored
     assert result.after is not None
 
 
@@ -123,11 +125,13 @@ def test_trajectories_of_evaluations_have_names_of_their_own() -> None:
     recipe = fake_recipe(run={"steps": 0}, evaluation={"rollouts_per_task": 1})
     names: list[str] = []
     for incarnation in (0, 1, 2):  # the journal of a resumed run goes on in the same files
-        start = RunStart(gpus=fake_gpus(2), evaluation_tasks=TASKS, incarnation=incarnation)
+        start = RunStart(
+            gpus=fake_gpus(2), evaluation_tasks=TASKS, incarnation=incarnation, is_restored=incarnation == 2
+        )
         world = FakeWorld(recipe, script=by_seed, start=start)
         play(world)
         names += [entry.trajectory for entry in world.journal.of(TrajectoryEntry)]
-    assert len(names) == len(set(names)) == (2 + 1 + 1) * 3
+    assert len(names) == len(set(names)) == (2 + 2 + 1) * 3
 
 
 def test_a_recipe_without_evaluation_plays_no_task() -> None:
