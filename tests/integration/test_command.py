@@ -132,6 +132,7 @@ def test_another_model_is_refused_and_the_folder_stays_as_it_was(tiny_model: Pat
     assert first.returncode == 0, output + errors
     (folder,) = (tmp_path / "runs").iterdir()
     before = contents(folder)
+    shutil.rmtree(model)
     make_folder(model, hidden=32)
     resumed = start("train", "--resume", folder, "run.steps=2", cwd=tmp_path)
     output, errors = resumed.communicate(timeout=120)

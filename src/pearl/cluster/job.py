@@ -23,7 +23,7 @@ from pearl.env.registry import evaluation_params
 from pearl.errors import RunFailed
 from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
-from pearl.pipeline.training_loop import StepOutcome
+from pearl.pipeline.training_loop import Baseline, StepOutcome
 from pearl.records.ids import GpuId, NodeId, TaskId
 from pearl.records.trajectory import Task
 from pearl.report.journal import JournalWriter
@@ -73,6 +73,7 @@ class _Totals:
     steps: int = 0
     last_at_s: float = 0.0
     last_generated: int = 0
+    generated_tokens: int = 0
     last_busy_s: dict[int, float] = field(default_factory=dict)
     busy_s: float = 0.0
     rollout_s: float = 0.0
@@ -80,6 +81,12 @@ class _Totals:
     last_iterations: dict[int, tuple[int, int]] = field(default_factory=dict)
     iterations: int = 0
     late_iterations: int = 0
+
+    def begin(self, baseline: Baseline) -> None:
+        """Count from here: what came before belongs to start-up and evaluation."""
+        self.last_at_s, self.last_generated = baseline.at_s, baseline.generated_tokens
+        self.last_busy_s = dict(baseline.rollout_busy_s)
+        self.last_iterations = dict(baseline.rollout_iterations)
 
     def count_iterations(self, now: Mapping[int, tuple[int, int]]) -> None:
         """Add what workers have done since the last time; a restarted worker counts from zero again."""
@@ -125,9 +132,9 @@ class _Job:
                             self.folder.checkpoints, trainer, self.recipe.checkpoint.keep
                         ),
                     )
-                    observer = RunObserver(step=self._on_step, stage=self.reporter.stage)
+                    observer = RunObserver(begin=self.totals.begin, step=self._on_step, stage=self.reporter.stage)
                     result = await run(self.recipe, ports, start, observer)
-                    return self._summary(result, environments.restarts)
+                    return self._summary(start, result, environments.restarts)
                 finally:
                     weights.close()
         finally:
@@ -209,6 +216,7 @@ class _Job:
         totals.staleness_max = max(totals.staleness_max, batch.staleness_max)
         totals.steps += 1
         totals.last_at_s, totals.last_generated = outcome.at_s, outcome.router.generated_tokens
+        totals.generated_tokens += generated
         totals.busy_s += busy_s
         totals.rollout_s += worker_s
         totals.count_iterations(outcome.rollout_iterations)
@@ -241,16 +249,21 @@ class _Job:
         ]
         return sum(grown), elapsed_s * len(now)
 
-    def _summary(self, result: RunResult, environment_restarts: int) -> JobSummary:
-        totals = self.totals
+    def _summary(self, start: RunStart, result: RunResult, environment_restarts: int) -> JobSummary:
+        totals, before, after = self.totals, result.before, result.after
         return JobSummary(
             folder=self.folder.path,
             steps=result.version,
+            new_steps=result.version - start.version,
             wall_s=result.wall_s,
-            success_before=result.before.success if result.before else None,
-            success_after=result.after.success if result.after else None,
+            success_before=before.success if before else None,
+            success_after=after.success if after else None,
+            rollouts_before=before.rollouts if before else 0,
+            rollouts_after=after.rollouts if after else 0,
+            faults_before=before.faults if before else 0,
+            faults_after=after.faults if after else 0,
             trained_tokens=totals.trained_tokens,
-            tokens_per_s=totals.last_generated / max(result.wall_s, 1e-9),
+            tokens_per_s=totals.generated_tokens / max(result.wall_s, 1e-9),
             stale_token_frac=totals.stale_tokens / max(totals.trained_tokens, 1),
             staleness_max=totals.staleness_max,
             trainer_idle_frac=min(1.0, totals.wait_s / max(result.wall_s, 1e-9)),
