@@ -19,9 +19,11 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class FileLock:
     """An exclusive lock, held until `close`; the file stays, since removing it could split two holders."""
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, *, is_exclusive: bool = True) -> None:
         """`descriptor`: of the locked file. Processes started meanwhile do not inherit it."""
         self._descriptor: int | None = descriptor
+        self.is_exclusive = is_exclusive
+        """Whether nobody else can hold it: False on a file system without locks."""
 
     @classmethod
     def take(cls, path: Path) -> Self | None:
@@ -31,6 +33,7 @@ class FileLock:
             OSError: the file cannot be opened or written.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        is_exclusive = True
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,12 +43,13 @@ class FileLock:
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise
+                is_exclusive = False
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
             os.close(descriptor)
             raise
-        return cls(descriptor)
+        return cls(descriptor, is_exclusive=is_exclusive)
 
     def close(self) -> None:
         """Give the lock up; harmless when repeated."""

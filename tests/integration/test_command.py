@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from pearl.cluster.weights import shared_memory_root
+from pearl.file_lock import holder
 from tests.models import make_folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -102,7 +103,9 @@ def test_a_run_that_is_ended_from_outside_leaves_nothing_and_is_resumed(
         assert process.returncode == 130
         assert f"pearl train --resume runs/{folder.name}" in errors
         assert "Traceback" not in errors + output
-        left = [path for path in shared_memory_root().glob("pearl-weights-*") if f"-{process.pid}-" in path.name]
+        left = [
+            path for path in shared_memory_root().glob("pearl-weights-*") if holder(path / "lock") == str(process.pid)
+        ]
         assert left == []
 
     newest = max(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))

@@ -18,6 +18,7 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     first = FileLock.take(path)
     assert first is not None
+    assert first.is_exclusive
     assert FileLock.take(path) is None
     assert holder(path) == str(os.getpid())
     first.close()
@@ -72,6 +73,7 @@ def test_a_file_system_without_locks_is_no_obstacle(
     if works:
         lock = FileLock.take(tmp_path / "lock")
         assert lock is not None
+        assert not lock.is_exclusive
         lock.close()
     else:
         with pytest.raises(OSError, match=os.strerror(code)):
