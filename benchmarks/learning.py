@@ -60,7 +60,7 @@ def _learn(seed: int, steps: Sequence[str]) -> RunRecord:
     run = train([f"run.seed={seed}", *steps])
     summary = run.summary
     print(
-        f"seed {seed}: success {summary['success_before']:.3f} -> {summary['success_after']:.3f} in {summary['steps']} "
+        f"seed {seed}: success {_number(run, 'success_before'):.3f} -> {_number(run, 'success_after'):.3f} in {summary['steps']} "
         f"steps, {summary['wall_s']:.0f} s; {summary['tokens_per_s']:.0f} tokens/s, trainer idle "
         f"{summary['trainer_idle_frac']:.0%}, peak {run.peak_pss_gib:.2f} GiB",
         flush=True,

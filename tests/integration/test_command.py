@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 from pearl.cluster.weights import shared_memory_root
+from pearl.file_lock import holder
+from tests.models import make_folder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -87,15 +90,22 @@ def test_a_run_that_is_ended_from_outside_leaves_nothing_and_is_resumed(
     # Ray's two agents look for their raylet once a minute and end by themselves then.
     children = [p for p in psutil.Process(process.pid).children(recursive=True) if "Agent" not in " ".join(p.cmdline())]
     assert len(children) >= 5
+    (folder,) = (tmp_path / "runs").iterdir()
+    intruder = start("train", "--resume", folder, cwd=tmp_path)
+    _, errors = intruder.communicate(timeout=60)
+    assert intruder.returncode == 2, errors
+    assert f"the run is in use by process {process.pid};" in errors
+    assert process.poll() is None
     process.send_signal(how)
     output, errors = process.communicate(timeout=60)
     assert gone_within(children, 30) == [], "processes were left behind"
-    (folder,) = (tmp_path / "runs").iterdir()
     if how is signal.SIGTERM:
         assert process.returncode == 130
         assert f"pearl train --resume runs/{folder.name}" in errors
         assert "Traceback" not in errors + output
-        left = [path for path in shared_memory_root().glob("pearl-weights-*") if f"-{process.pid}-" in path.name]
+        left = [
+            path for path in shared_memory_root().glob("pearl-weights-*") if holder(path / "lock") == str(process.pid)
+        ]
         assert left == []
 
     newest = max(int(path.name[5:]) for path in (folder / "checkpoints").glob("step-*"))
@@ -111,29 +121,41 @@ def test_a_run_that_is_ended_from_outside_leaves_nothing_and_is_resumed(
     assert len(again) == len(set(again)) == 32
 
 
-def test_a_checkpoint_of_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, tiny_model, steps=1)
+def contents(folder: Path) -> dict[Path, bytes]:
+    """All that a run left, but for the process id in its lock."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "lock"}
+
+
+def test_another_model_is_refused_and_the_folder_stays_as_it_was(tiny_model: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model, model)
+    recipe = write_recipe(tmp_path, model, steps=1)
     first = start("train", recipe, cwd=tmp_path)
     output, errors = first.communicate(timeout=120)
     assert first.returncode == 0, output + errors
     (folder,) = (tmp_path / "runs").iterdir()
-    root = Path(__file__).parents[2]
-    other = tmp_path / "other"
-    subprocess.run(
-        [sys.executable, root / "scripts" / "make_tiny_qwen3.py", "--out", other, "--hidden", "32"],
-        check=True,
-        capture_output=True,
-    )
-    resolved = folder / "recipe.toml"
-    resolved.write_text(resolved.read_text().replace(str(tiny_model), str(other)))
-    before = sorted(path.relative_to(folder) for path in (folder / "checkpoints").rglob("*"))
+    before = contents(folder)
+    shutil.rmtree(model)
+    make_folder(model, hidden=32)
     resumed = start("train", "--resume", folder, "run.steps=2", cwd=tmp_path)
     output, errors = resumed.communicate(timeout=120)
     assert resumed.returncode == 2, output + errors
-    assert "checkpoint" in errors
-    assert "model" in errors
+    assert "config.json differ from what the run began with" in errors
+    assert f"by editing {folder / 'recipe.toml'}" in errors
     assert "Traceback" not in errors
-    assert sorted(path.relative_to(folder) for path in (folder / "checkpoints").rglob("*")) == before
+    assert contents(folder) == before
+
+    # Damage that only shows when the tensors are read leaves nothing half-written either.
+    shutil.rmtree(model)
+    shutil.copytree(tiny_model, model)
+    weights = folder / "checkpoints" / "step-000001" / "trainer" / "trainer-weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\xff")
+    before = contents(folder)
+    resumed = start("train", "--resume", folder, "run.steps=2", cwd=tmp_path)
+    output, errors = resumed.communicate(timeout=120)
+    assert resumed.returncode == 2, output + errors
+    assert "trainer-weights.safetensors: damaged" in errors
+    assert contents(folder) == before
 
 
 @pytest.mark.parametrize(
@@ -145,6 +167,9 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_model: Path, tmp_path: Pa
         ("engine.shape=0D", "0D"),
         ("run.root=/proc/nowhere", "/proc/nowhere"),
         ("weights.host_budget_gib=0.0001", "weights.host_budget_gib"),
+        ("cluster.object_store_mib=90000000", "cluster.object_store_mib: got 90000000, want at most"),
+        ("cluster.address=127.0.0.1:1", "no Ray cluster there: Connection refused"),
+        ("engine.device=cuda:99", "engine.device: got cuda:99"),
     ],
 )
 def test_mistakes_end_with_status_2_and_leave_no_run(

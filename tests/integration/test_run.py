@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from pearl.cluster import environment_pool
-from pearl.cluster.job import preflight, run_job
+from pearl.cluster.job import run_job
+from pearl.cluster.preflight import preflight
 from pearl.config.recipe import Recipe
 from pearl.env.codec import ChatCodec
 from pearl.records.journal import GroupEntry, StateEntry, StepEntry, TrajectoryEntry, TurnEntry

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,8 +16,8 @@ from pearl.cli.packages import EXTRAS, pip_command
 from pearl.cli.recipes import check_shape, load_arguments, split_arguments
 from pearl.config.load import load_recipe
 from pearl.config.recipe import Recipe
-from pearl.errors import ConfigError, RunFailed, UserError
-from pearl.report.live import JobSummary, MultiReporter, PlainReporter, Reporter
+from pearl.errors import ConfigError, PearlError, RunFailed, UserError
+from pearl.report.live import MultiReporter, PlainReporter, Reporter, stage_line
 from pearl.report.run_folder import RunFolder
 from pearl.report.summary import render_summary
 
@@ -23,19 +26,31 @@ def begin(arguments: Sequence[str]) -> None:
     """A new run.
 
     Raises:
-        UserError: the recipe, the installation or the place for the run folder is not fine.
+        UserError: the recipe, the installation or the place for the run folder is not fine; nothing is left behind.
+        RunFailed: the run cannot go on.
     """
     loaded = load_arguments(arguments)
     require_train_extra("train")
-    _preflight(loaded.recipe)
-    _run(loaded.recipe, RunFolder.create(loaded.recipe, loaded.origins), resume=False)
+    from pearl.cluster.preflight import preflight
+
+    # All that can be known to be wrong is found before there is a run folder: a mistake must not leave one.
+    preflight(loaded.recipe)
+    with _ray(loaded.recipe), RunFolder.create(loaded.recipe, loaded.origins) as folder:
+        run = _Run(loaded.recipe, folder, resume=False)
+        try:
+            run.do()
+        except UserError:
+            folder.discard()
+            raise
 
 
 def go_on(run: Path, arguments: Sequence[str]) -> None:
     """A run that was begun before.
 
     Raises:
-        UserError: not a run folder, or an override of something that must stay as it was.
+        UserError: not a run folder, one in use, an override of something that must stay as it was, or a model that is not
+            the run's; the folder stays as it was.
+        RunFailed: the run cannot go on.
     """
     files, overrides = split_arguments(arguments)
     if files:
@@ -49,14 +64,16 @@ def go_on(run: Path, arguments: Sequence[str]) -> None:
                 f"command line: {key}: cannot change when a run is resumed; want run.steps or cluster.*, "
                 f"or a new run with `pearl train {run / 'recipe.toml'} {override}`"
             )
-    folder = RunFolder.open(run)
-    loaded = load_recipe(folder.recipe_file, overrides, checks=(check_shape,))
-    require_train_extra("train")
-    _preflight(loaded.recipe)
-    if overrides:
+    with RunFolder.open(run) as folder:
+        loaded = load_recipe(folder.recipe_file, overrides, checks=(check_shape,))
         changed = {key: origin for key, origin in loaded.origins.items() if origin.kind == "override"}
-        folder.update(loaded.recipe, changed)
-    _run(loaded.recipe, folder, resume=True)
+        require_train_extra("train")
+        from pearl.cluster.preflight import preflight_resumption
+
+        preflight_resumption(loaded.recipe, folder)
+        with _ray(loaded.recipe):
+            update = partial(folder.update, loaded.recipe, changed) if changed else _nothing
+            _Run(loaded.recipe, folder, resume=True, begin=update).do()
 
 
 def require_train_extra(command: str, *, without: Sequence[str] = ()) -> None:
@@ -72,27 +89,57 @@ def require_train_extra(command: str, *, without: Sequence[str] = ()) -> None:
         )
 
 
-def _preflight(recipe: Recipe) -> None:
-    # Before there is a run folder: a mistake must not leave one.
-    from pearl.cluster.job import preflight
+def _ray(recipe: Recipe) -> AbstractContextManager[None]:
+    from pearl.cluster.local_ray import ray_session
 
-    preflight(recipe)
+    address = recipe.cluster.address
+    typer.echo(stage_line("ray", f"connecting to {address}" if address else "starting"))
+    return ray_session(recipe.cluster)
 
 
-def _run(recipe: Recipe, folder: RunFolder, *, resume: bool) -> None:
-    from pearl.cluster.job import run_job
+def _nothing() -> None:
+    pass
 
-    reporter = _reporter(recipe, folder)
-    try:
-        reporter.stage("run folder", str(folder.path))
-        summary: JobSummary = run_job(recipe, folder, reporter, resume)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"stopped; {_next_step(folder)}") from None
-    except RunFailed as error:
-        raise RunFailed(f"{error}\n{_next_step(folder)}") from error
-    finally:
-        reporter.close()
-    typer.echo(f"\n{render_summary(summary)}")
+
+@dataclass(slots=True)
+class _Run:
+    """From a run folder to a summary."""
+
+    recipe: Recipe
+    folder: RunFolder
+    _: KW_ONLY
+    resume: bool
+    begin: Callable[[], None] = _nothing
+    """Called when nothing of the user's can be wrong any more, and before the run changes anything in its folder."""
+    _has_begun: bool = False
+
+    def do(self) -> None:
+        """Run, and say how it ended.
+
+        Raises:
+            UserError: something of the user's is wrong, and the run has not begun.
+            RunFailed: everything else.
+        """
+        from pearl.cluster.job import run_job
+
+        reporter = _reporter(self.recipe, self.folder)
+        try:
+            reporter.stage("run folder", str(self.folder.path))
+            summary = run_job(self.recipe, self.folder, reporter, self.resume, self._begun)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"stopped; {_next_step(self.folder)}") from None
+        except PearlError as error:
+            # Whatever it is, a run that has begun has something to go on from, and is no mistake in a recipe.
+            if isinstance(error, UserError) and not self._has_begun:
+                raise
+            raise RunFailed(f"{error}\n{_next_step(self.folder)}") from error
+        finally:
+            reporter.close()
+        typer.echo(f"\n{render_summary(summary)}")
+
+    def _begun(self) -> None:
+        self.begin()
+        self._has_begun = True
 
 
 def _reporter(recipe: Recipe, folder: RunFolder) -> Reporter:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from pearl.errors import CheckpointError, RunFolderError
+from pearl.errors import CheckpointError, RunFailed, RunFolderError
 from pearl.pipeline.rollout import RolloutProgress
 from pearl.ports import Trainer
 from pearl.records.ids import WeightVersion
@@ -42,7 +42,7 @@ class CheckpointFolder:
         """Write a checkpoint; it appears whole or not at all.
 
         Raises:
-            CheckpointError: it cannot be written.
+            RunFailed: it cannot be written; the one before is still there.
         """
         record = _Progress(
             schema_version=SCHEMA,
@@ -57,7 +57,7 @@ class CheckpointFolder:
                 await self._trainer.save(partial / TRAINER)
                 (partial / PROGRESS).write_text(json.dumps(record.model_dump()) + "\n")
         except OSError as error:
-            raise CheckpointError(f"checkpoint {folder} cannot be written: {error}") from error
+            raise RunFailed(f"checkpoint {folder} cannot be written: {error}; make room and resume the run") from error
         for old in checkpoints(self._root)[: -self._keep]:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -67,11 +67,11 @@ def checkpoints(root: Path) -> list[Path]:
     return sorted(root.glob("step-*"))
 
 
-async def restore(checkpoint: Path, trainer: Trainer) -> tuple[WeightVersion, RolloutProgress]:
-    """Give the trainer its state back; returns the version and the rollout's progress.
+def read_progress(checkpoint: Path) -> tuple[WeightVersion, RolloutProgress]:
+    """Version and progress of the rollout in a checkpoint.
 
     Raises:
-        CheckpointError: missing, damaged, of another model, or its two parts do not fit together.
+        CheckpointError: missing, damaged, or written by another version of pearl.
     """
     path = checkpoint / PROGRESS
     try:
@@ -80,10 +80,20 @@ async def restore(checkpoint: Path, trainer: Trainer) -> tuple[WeightVersion, Ro
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
     if record.schema_version != SCHEMA:
         raise CheckpointError(f"{path}: schema_version: got {record.schema_version}, want {SCHEMA}")
-    version = await trainer.restore(checkpoint / TRAINER)
-    if version != record.weight_version:
-        raise CheckpointError(f"{checkpoint}: the trainer is at version {version}, progress at {record.weight_version}")
     progress = RolloutProgress(cursor=record.cursor, consumed=record.consumed, unfinished=tuple(record.unfinished))
+    return WeightVersion(record.weight_version), progress
+
+
+async def restore(checkpoint: Path, trainer: Trainer) -> tuple[WeightVersion, RolloutProgress]:
+    """Give the trainer its state back; returns the version and the rollout's progress.
+
+    Raises:
+        CheckpointError: missing, damaged, of another model, or its two parts do not fit together.
+    """
+    noted, progress = read_progress(checkpoint)
+    version = await trainer.restore(checkpoint / TRAINER)
+    if version != noted:
+        raise CheckpointError(f"{checkpoint}: the trainer is at version {version}, progress at {noted}")
     return version, progress
 
 

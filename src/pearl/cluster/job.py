@@ -6,101 +6,50 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
-
-from safetensors import SafetensorError, safe_open
 
 from pearl.cluster import checkpoints
 from pearl.cluster.environment_pool import RayEnvironmentPool
 from pearl.cluster.fleet import RayFleet
-from pearl.cluster.local_ray import import_from_here, ray_session
 from pearl.cluster.trainer_actor import RayTrainer
-from pearl.cluster.weights import KEPT_VERSIONS, SharedMemoryWeights
+from pearl.cluster.weights import SharedMemoryWeights
 from pearl.config.recipe import Recipe
 from pearl.core.shape import parse_shape
 from pearl.core.state import Gpu, GpuOwner
-from pearl.engine.embedded.architecture import read_architecture
-from pearl.engine.embedded.pace import Pace
 from pearl.env.codec import codec_of
 from pearl.env.registry import evaluation_params
-from pearl.env.trial import try_environment
-from pearl.errors import ConfigError, ModelError, RunFailed
+from pearl.errors import RunFailed
 from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
-from pearl.pipeline.training_loop import StepOutcome
+from pearl.pipeline.training_loop import Baseline, StepOutcome
 from pearl.records.ids import GpuId, NodeId, TaskId
 from pearl.records.trajectory import Task
 from pearl.report.journal import JournalWriter
 from pearl.report.live import JobSummary, Reporter, StepReport
 from pearl.report.run_folder import RunFolder
 from pearl.report.summary import write_summary
-from pearl.train.whole_folder import settle_all
-from pearl.units import GIB
 
 T = TypeVar("T")
 
 
-def preflight(recipe: Recipe) -> None:
-    """Find what is wrong with a recipe's model and environment before anything is started or written.
+def run_job(
+    recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool, begun: Callable[[], None] = lambda: None
+) -> JobSummary:
+    """Run a recipe on Ray, which is there (`ray_session`), to its end.
 
-    Classes of the user's own are imported from the current directory, too.
-
-    Raises:
-        ModelError: the model folder is missing or has no usable tokenizer.
-        ConfigError: the environment cannot be made, or lacks what the recipe asks of it; too little memory for weights;
-            `engine.pacing` is no profile.
-    """
-    import_from_here()
-    for name in ("config.json", "model.safetensors"):
-        if not (recipe.model.path / name).is_file():
-            raise ModelError(
-                f"model.path: no {name} in {recipe.model.path}; want a Hugging Face checkpoint folder "
-                "(`python scripts/make_tiny_qwen3.py --out models/tiny-qwen3` makes the demo's)"
-            )
-    _check_weights(recipe.model.path)
-    _check_budget(recipe)
-    Pace.read(recipe.engine)
-    codec_of(recipe)
-    try_environment(recipe)
-
-
-def _check_weights(folder: Path) -> None:
-    read_architecture(folder)
-    file = folder / "model.safetensors"
-    try:
-        with safe_open(file, framework="np") as tensors:
-            names = tensors.keys()
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"{file}: cannot be read: {error}") from error
-    if not names:
-        raise ModelError(f"{file}: holds no tensor")
-
-
-def _check_budget(recipe: Recipe) -> None:
-    needed = KEPT_VERSIONS * (recipe.model.path / "model.safetensors").stat().st_size
-    if needed > recipe.weights.host_budget_gib * GIB:
-        raise ConfigError(
-            f"weights.host_budget_gib: got {recipe.weights.host_budget_gib:g}, want at least {needed / GIB:.4g}: "
-            f"{KEPT_VERSIONS} versions of {recipe.model.path} are kept in shared memory"
-        )
-
-
-def run_job(recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool) -> JobSummary:
-    """Run a recipe on Ray to its end.
+    `begun` is called when the trainer is ready, before the run changes anything that a resumption would find.
 
     Raises:
         UserError: something the user asked for cannot be done.
         RunFailed: the run cannot go on; its folder can be resumed.
         KeyboardInterrupt: Ctrl-C or SIGTERM; everything was ended in order.
     """
-    with ray_session(recipe.cluster):
-        try:
-            summary = asyncio.run(_until_told(_Job(recipe, folder, reporter, resume)))
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+    try:
+        summary = asyncio.run(_until_told(_Job(recipe, folder, reporter, resume, begun)))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
     write_summary(summary)
     return summary
 
@@ -124,6 +73,7 @@ class _Totals:
     steps: int = 0
     last_at_s: float = 0.0
     last_generated: int = 0
+    generated_tokens: int = 0
     last_busy_s: dict[int, float] = field(default_factory=dict)
     busy_s: float = 0.0
     rollout_s: float = 0.0
@@ -131,6 +81,12 @@ class _Totals:
     last_iterations: dict[int, tuple[int, int]] = field(default_factory=dict)
     iterations: int = 0
     late_iterations: int = 0
+
+    def begin(self, baseline: Baseline) -> None:
+        """Count from here: what came before belongs to start-up and evaluation."""
+        self.last_at_s, self.last_generated = baseline.at_s, baseline.generated_tokens
+        self.last_busy_s = dict(baseline.rollout_busy_s)
+        self.last_iterations = dict(baseline.rollout_iterations)
 
     def count_iterations(self, now: Mapping[int, tuple[int, int]]) -> None:
         """Add what workers have done since the last time; a restarted worker counts from zero again."""
@@ -144,8 +100,15 @@ class _Totals:
 
 
 class _Job:
-    def __init__(self, recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool) -> None:
-        self.recipe, self.folder, self.reporter, self.resume = recipe, folder, reporter, resume
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        reporter: Reporter,
+        resume: bool,
+        begun: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.recipe, self.folder, self.reporter, self.resume, self.begun = recipe, folder, reporter, resume, begun
         self.totals = _Totals()
 
     async def run(self) -> JobSummary:
@@ -169,9 +132,9 @@ class _Job:
                             self.folder.checkpoints, trainer, self.recipe.checkpoint.keep
                         ),
                     )
-                    observer = RunObserver(step=self._on_step, stage=self.reporter.stage)
+                    observer = RunObserver(begin=self.totals.begin, step=self._on_step, stage=self.reporter.stage)
                     result = await run(self.recipe, ports, start, observer)
-                    return self._summary(result, environments.restarts)
+                    return self._summary(start, result, environments.restarts)
                 finally:
                     weights.close()
         finally:
@@ -201,27 +164,29 @@ class _Job:
             trainer.stop()
 
     async def _start(self, trainer: RayTrainer) -> RunStart:
-        tasks = self._evaluation_tasks()
-        gpus = _local_gpus(parse_shape(self.recipe.engine.shape).gpus)
-        incarnation = checkpoints.begin_incarnation(self.folder.path) if self.resume else 0
-        if self.resume:
-            settle_all(self.folder.checkpoints)
+        start = RunStart(
+            gpus=_local_gpus(parse_shape(self.recipe.engine.shape).gpus), evaluation_tasks=self._evaluation_tasks()
+        )
         checkpoint = self.folder.latest_checkpoint() if self.resume else None
         if checkpoint is not None:
             version, progress = await self._bounded(
                 checkpoints.restore(checkpoint, trainer), "train.step_timeout_s", self.recipe.train.step_timeout_s
             )
             self.reporter.stage("resume", f"from {checkpoint.name}, {len(progress.unfinished)} groups begin again")
-            return RunStart(
-                gpus=gpus, version=version, progress=progress, incarnation=incarnation, evaluation_tasks=tasks
-            )
-        if self.recipe.warmup.steps:
-            self.reporter.stage("warm-up", f"{self.recipe.warmup.steps} supervised steps on scripted play")
-            report = await self._bounded(trainer.warm_up(), "warmup.timeout_s", self.recipe.warmup.timeout_s)
-            self.reporter.stage(
-                "warm-up", f"loss {report.loss_first:.3f} -> {report.loss_last:.3f} in {report.seconds:.1f} s"
-            )
-        return RunStart(gpus=gpus, incarnation=incarnation, evaluation_tasks=tasks)
+            start = replace(start, version=version, progress=progress, is_restored=True)
+        elif self.recipe.warmup.steps:
+            await self._warm_up(trainer)
+        # Up to here the run may be refused; then its folder is as it was.
+        incarnation = checkpoints.begin_incarnation(self.folder.path) if self.resume else 0
+        self.begun()
+        return replace(start, incarnation=incarnation)
+
+    async def _warm_up(self, trainer: RayTrainer) -> None:
+        self.reporter.stage("warm-up", f"{self.recipe.warmup.steps} supervised steps on scripted play")
+        report = await self._bounded(trainer.warm_up(), "warmup.timeout_s", self.recipe.warmup.timeout_s)
+        self.reporter.stage(
+            "warm-up", f"loss {report.loss_first:.3f} -> {report.loss_last:.3f} in {report.seconds:.1f} s"
+        )
 
     async def _bounded(self, work: Coroutine[Any, Any, T], key: str, timeout_s: float) -> T:
         try:
@@ -252,6 +217,7 @@ class _Job:
         totals.staleness_max = max(totals.staleness_max, batch.staleness_max)
         totals.steps += 1
         totals.last_at_s, totals.last_generated = outcome.at_s, outcome.router.generated_tokens
+        totals.generated_tokens += generated
         totals.busy_s += busy_s
         totals.rollout_s += worker_s
         totals.count_iterations(outcome.rollout_iterations)
@@ -284,16 +250,21 @@ class _Job:
         ]
         return sum(grown), elapsed_s * len(now)
 
-    def _summary(self, result: RunResult, environment_restarts: int) -> JobSummary:
-        totals = self.totals
+    def _summary(self, start: RunStart, result: RunResult, environment_restarts: int) -> JobSummary:
+        totals, before, after = self.totals, result.before, result.after
         return JobSummary(
             folder=self.folder.path,
             steps=result.version,
+            new_steps=result.version - start.version,
             wall_s=result.wall_s,
-            success_before=result.before.success if result.before else None,
-            success_after=result.after.success if result.after else None,
+            success_before=before.success if before else None,
+            success_after=after.success if after else None,
+            rollouts_before=before.rollouts if before else 0,
+            rollouts_after=after.rollouts if after else 0,
+            faults_before=before.faults if before else 0,
+            faults_after=after.faults if after else 0,
             trained_tokens=totals.trained_tokens,
-            tokens_per_s=totals.last_generated / max(result.wall_s, 1e-9),
+            tokens_per_s=totals.generated_tokens / max(result.wall_s, 1e-9),
             stale_token_frac=totals.stale_tokens / max(totals.trained_tokens, 1),
             staleness_max=totals.staleness_max,
             trainer_idle_frac=min(1.0, totals.wait_s / max(result.wall_s, 1e-9)),

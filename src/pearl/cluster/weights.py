@@ -1,11 +1,13 @@
 """The `WeightStore` port in shared memory of the host: one safetensors file per version, the newest two kept.
 
-The folder belongs to the driver, so it outlives a restart of the trainer; a folder whose driver is dead is removed by the
-next run on the host.
+The folder belongs to the driver, so it outlives a restart of the trainer. The driver holds a lock in it; a folder that
+nobody holds is removed by the next run on the host. A process id would not do: containers may share the memory and number
+their processes each for itself.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -17,12 +19,14 @@ from typing import Protocol
 from safetensors import safe_open
 
 from pearl.errors import WeightsError
+from pearl.file_lock import FileLock
 from pearl.records.ids import WeightVersion
 from pearl.records.training import Manifest
 from pearl.units import GIB, format_bytes
 
 KEPT_VERSIONS = 2
 _PREFIX = "pearl-weights-"
+_LOCK = "lock"
 
 
 class Exporter(Protocol):
@@ -43,7 +47,7 @@ class SharedMemoryWeights:
         self._budget_bytes = int(budget_gib * GIB)
         root = shared_memory_root()
         remove_stale(root)
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+        self.folder, self._lock = _locked_folder(root)
         self._kept: list[Manifest] = []
 
     async def publish(self, version: WeightVersion) -> Manifest:
@@ -84,8 +88,11 @@ class SharedMemoryWeights:
         return fetched
 
     def close(self) -> None:
-        """Remove every version."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove every version; harmless when repeated."""
+        if self._lock is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._lock.close()
+            self._lock = None
 
     def _path(self, version: WeightVersion) -> Path:
         return self.folder / f"v{version}.safetensors"
@@ -97,9 +104,24 @@ def shared_memory_root() -> Path:
     return root if root.is_dir() and os.access(root, os.W_OK) else Path(tempfile.gettempdir())
 
 
+def _locked_folder(root: Path) -> tuple[Path, FileLock | None]:
+    """A new folder in `root`, locked from the moment on that `remove_stale` sees it."""
+    unseen = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=root))
+    try:
+        lock = FileLock.take(unseen / _LOCK)
+        return unseen.rename(root / unseen.name.removeprefix(".")), lock
+    except BaseException:
+        shutil.rmtree(unseen, ignore_errors=True)
+        raise
+
+
 def remove_stale(root: Path) -> None:
-    """Remove what runs left behind that could not clean up after themselves."""
+    """Remove what runs left behind that could not clean up after themselves: folders that nobody holds."""
     for folder in root.glob(f"{_PREFIX}*"):
-        owner = folder.name.removeprefix(_PREFIX).split("-")[0]
-        if owner.isdecimal() and not Path(f"/proc/{owner}").exists() and Path("/proc/self").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        # Another user's, or one that goes away just now: not ours to remove.
+        with contextlib.suppress(OSError):
+            lock = FileLock.take(folder / _LOCK)
+            if lock is not None:
+                if lock.is_exclusive:
+                    shutil.rmtree(folder, ignore_errors=True)
+                lock.close()

@@ -10,21 +10,22 @@ from pearl.pipeline.agent_loop import AgentLoop, AgentPorts, Attempt
 from pearl.pipeline.concurrency import Nursery
 from pearl.pipeline.tasks import derive_seed
 from pearl.records.ids import GroupId, TrajectoryId, WeightVersion
-from pearl.records.trajectory import Task, Trajectory
+from pearl.records.trajectory import Task, Trajectory, TrajectoryStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """Success over all rollouts that ended without a fault."""
+    """Success over all rollouts that ended without a fault; None where there was none."""
 
     version: WeightVersion
-    success: float
-    """0..1."""
-    reward_mean: float
+    success: float | None
+    """0..1; None also where the environment does not tell success."""
+    reward_mean: float | None
     rollouts: int
-    """That count."""
+    """That ended without a fault."""
     faults: int
-    success_by_task: tuple[float, ...]
+    """Rollouts that ended with one, and count nowhere else."""
+    success_by_task: tuple[float | None, ...]
 
 
 async def evaluate(
@@ -62,15 +63,21 @@ async def evaluate(
 def _result(version: WeightVersion, ended: Sequence[Sequence[Trajectory]]) -> EvaluationResult:
     valid = [[t for t in row if t.status.trainable] for row in ended]
     flat = [t for row in valid for t in row]
+    # A truncated trajectory did not succeed, but one that is done and says nothing shows that nobody knows.
+    is_told = any(t.success is not None for t in flat) or all(t.status is not TrajectoryStatus.DONE for t in flat)
     return EvaluationResult(
         version=version,
-        success=_mean([float(bool(t.success)) for t in flat]),
+        success=_success(flat) if is_told else None,
         reward_mean=_mean([t.reward for t in flat]),
         rollouts=len(flat),
         faults=sum(map(len, ended)) - len(flat),
-        success_by_task=tuple(_mean([float(bool(t.success)) for t in row]) for row in valid),
+        success_by_task=tuple(_success(row) if is_told else None for row in valid),
     )
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+def _success(trajectories: Sequence[Trajectory]) -> float | None:
+    return _mean([float(bool(t.success)) for t in trajectories])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -17,7 +17,7 @@ from pearl.pipeline.evaluation import EvaluationResult, evaluate
 from pearl.pipeline.rollout import Rollout, RolloutProgress
 from pearl.pipeline.state import StateHolder
 from pearl.pipeline.tasks import TaskStream
-from pearl.pipeline.training_loop import Checkpointer, NoHooks, StepOutcome, TrainingHooks, TrainingLoop
+from pearl.pipeline.training_loop import Baseline, Checkpointer, NoHooks, StepOutcome, TrainingHooks, TrainingLoop
 from pearl.pipeline.workers import Workers, specs_of
 from pearl.ports import Codec, EnvironmentPool, Fleet, JournalSink, Trainer, WeightStore
 from pearl.records.ids import WeightVersion
@@ -57,10 +57,12 @@ class RunStart:
     gpus: tuple[Gpu, ...]
     """For rollout, in the order in which workers take them."""
     version: WeightVersion = field(default=FIRST_VERSION)
-    """Of the trainer now; larger than 0 when resumed."""
+    """Of the trainer now; larger than 0 when restored."""
     progress: RolloutProgress = field(default_factory=lambda: RolloutProgress(cursor=0, consumed=0, unfinished=()))
     incarnation: int = 0
     """How often the run was resumed."""
+    is_restored: bool = False
+    """From a checkpoint; a run that failed before its first one is resumed from the beginning."""
     evaluation_tasks: tuple[Task, ...] = ()
 
 
@@ -68,6 +70,8 @@ class RunStart:
 class RunObserver:
     """What a run tells while it goes on."""
 
+    begin: Callable[[Baseline], None] = lambda _: None
+    """Before the first training step."""
     step: Callable[[StepOutcome], None] = lambda _: None
     stage: Callable[[str, str], None] = lambda _name, _text: None
     """Name of a stage and what it does."""
@@ -177,7 +181,7 @@ class _Run:
         loop = asyncio.get_running_loop()
         try:
             await self._start()
-            before = await self._evaluate("before", self.start.version) if self.start.incarnation == 0 else None
+            before = None if self.start.is_restored else await self._evaluate("before", self.start.version)
             self.observer.stage("training", f"up to {self.recipe.run.steps} steps")
             began_s = loop.time()
             version = await self._training_loop().run()
@@ -212,6 +216,7 @@ class _Run:
             journal=self.ports.journal,
             checkpointer=self.ports.checkpointer,
             hooks=self.ports.hooks,
+            begin=self.observer.begin,
             observe=self.observer.step,
             start_s=self.start_s,
             version=self.start.version,
@@ -225,7 +230,13 @@ class _Run:
         self.observer.stage("evaluation", f"{when} training: {len(tasks)} tasks, {count} rollouts")
         again = f"r{self.start.incarnation}" if self.start.incarnation else ""
         name = f"{when}{version}{again}"
-        return await evaluate(self.agents, tasks, config.rollouts_per_task, config.seed, version, name)
+        result = await evaluate(self.agents, tasks, config.rollouts_per_task, config.seed, version, name)
+        if result.faults:
+            self.observer.stage(
+                "warning",
+                f"evaluation {when} training: {result.faults} of {count} rollouts ended with a fault and do not count",
+            )
+        return result
 
     async def _stop(self) -> None:
         try:

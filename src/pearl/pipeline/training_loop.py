@@ -53,6 +53,19 @@ class Checkpointer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """Totals when training begins: what start-up and evaluation did is in them, and no part of any step."""
+
+    at_s: float
+    """Since the run began."""
+    generated_tokens: int
+    rollout_busy_s: Mapping[int, float]
+    """Worker -> seconds inside iterations since its start."""
+    rollout_iterations: Mapping[int, tuple[int, int]]
+    """Worker -> iterations since its start, and how many of them were late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
     """One training step as an observer sees it."""
 
@@ -87,6 +100,7 @@ class TrainingLoop:
     journal: JournalSink
     checkpointer: Checkpointer
     hooks: TrainingHooks
+    begin: Callable[[Baseline], None]
     observe: Callable[[StepOutcome], None]
     start_s: float
     version: WeightVersion
@@ -96,6 +110,7 @@ class TrainingLoop:
 
     async def run(self) -> WeightVersion:
         """Train until `run.steps`, or until the success rate asked for; returns the last version."""
+        self.begin(await self._baseline())
         self.rollout.serve(self.version)
         while self.version < self.recipe.run.steps and not self._is_good_enough():
             await self._step()
@@ -106,6 +121,15 @@ class TrainingLoop:
             await self._save()
         await self.rollout.stop()
         return self.version
+
+    async def _baseline(self) -> Baseline:
+        stats = await self._stats()
+        return Baseline(
+            at_s=asyncio.get_running_loop().time() - self.start_s,
+            generated_tokens=self.workers.router.counts.generated_tokens,
+            rollout_busy_s=_busy_s(stats),
+            rollout_iterations=_iterations(stats),
+        )
 
     async def _step(self) -> None:
         loop = asyncio.get_running_loop()
@@ -133,8 +157,8 @@ class TrainingLoop:
             active_trajectories=self.rollout.active_trajectories,
             router=replace(self.workers.router.counts),
             faults=Counter(self.rollout.faults),
-            rollout_busy_s={worker: one.busy_s for worker, one in stats.items()},
-            rollout_iterations={worker: (one.iterations, one.late_iterations) for worker, one in stats.items()},
+            rollout_busy_s=_busy_s(stats),
+            rollout_iterations=_iterations(stats),
         )
         self._record(outcome)
 
@@ -201,6 +225,14 @@ class TrainingLoop:
             )
         )
         self.observe(outcome)
+
+
+def _busy_s(stats: Mapping[int, EngineStats]) -> dict[int, float]:
+    return {worker: one.busy_s for worker, one in stats.items()}
+
+
+def _iterations(stats: Mapping[int, EngineStats]) -> dict[int, tuple[int, int]]:
+    return {worker: (one.iterations, one.late_iterations) for worker, one in stats.items()}
 
 
 def _success(groups: list[Group]) -> float | None:

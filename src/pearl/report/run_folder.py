@@ -3,12 +3,14 @@
     <root>/<name>-<YYYYmmdd-HHMMSS>[-n]/
         recipe.toml      resolved: every value of the tree
         origins.json     dotted key -> where the value was set
-        versions.json    schema of the folder, versions of pearl, Python and libraries, platform
+        versions.json    schema of the folder, versions of pearl, Python and libraries, platform, the model's files
+        lock             held by the process whose run this is
         journal/         one JSON-lines file per stream
         metrics/         TensorBoard event files
         checkpoints/     step-000100/, ...
 
 *Whole or not at all*: a folder is filled beside its place and renamed into it.
+*One at a time*: whoever creates or opens a folder holds its lock until `close`; another process is refused meanwhile.
 """
 
 from __future__ import annotations
@@ -21,31 +23,38 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Self
 
 import pearl
 from pearl.config.load import dump_toml
 from pearl.config.origins import Origin
 from pearl.config.recipe import Recipe
 from pearl.errors import RunFolderError
+from pearl.file_lock import FileLock, holder
+from pearl.report.model_files import changed_files, model_files
 
 SCHEMA = "pearl.run_folder"
 VERSION = 1
 _PACKAGES = ("numpy", "pydantic", "ray", "safetensors", "tokenizers", "torch", "transformers")
 _SUBFOLDERS = ("journal", "metrics", "checkpoints")
 _FILES = ("recipe.toml", "origins.json", "versions.json")
+_LOCK = "lock"
 _CHECKPOINT = re.compile(r"step-(\d+)")
 _MAX_SAME_SECOND = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """A run folder that exists and is whole."""
+    """A run folder that exists, is whole, and is this process's until `close`, or the end of a `with` block."""
 
     path: Path
+    _lock: FileLock | None = field(default=None, compare=False, repr=False)
+    _made: tuple[Path, ...] = field(default=(), compare=False, repr=False)
+    """Folders above it that were made for it, innermost first."""
 
     @classmethod
     def create(cls, recipe: Recipe, origins: Mapping[str, Origin]) -> RunFolder:
@@ -57,20 +66,22 @@ class RunFolder:
         root = recipe.run.root
         made = [folder for folder in (root, *root.parents) if not folder.exists()]
         partial: Path | None = None
+        lock: FileLock | None = None
         try:
             root.mkdir(parents=True, exist_ok=True)
             name = f"{recipe.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
             partial = root / f".{name}.{secrets.token_hex(4)}.partial"
             partial.mkdir()
             _fill(partial, recipe, origins)
-            return cls(_rename(partial, root / name))
+            # Before the rename, so that there is no moment at which somebody else could take it.
+            lock = FileLock.take(partial / _LOCK)
+            return cls(_rename(partial, root / name), lock, tuple(made))
         except BaseException as error:
+            if lock is not None:
+                lock.close()
             if partial is not None:
                 shutil.rmtree(partial, ignore_errors=True)
-            for folder in made:
-                # Only empty ones go: another run may have been started in it meanwhile.
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+            _remove_empty(made)
             if not isinstance(error, OSError):
                 raise
             raise RunFolderError(
@@ -83,7 +94,7 @@ class RunFolder:
         """The folder of a run that was begun before.
 
         Raises:
-            RunFolderError: not a run folder, not whole, or of an unknown schema.
+            RunFolderError: not a run folder, not whole, of an unknown schema, or in use.
         """
         if not path.is_dir():
             raise RunFolderError(f"{path}: no such run folder")
@@ -99,7 +110,45 @@ class RunFolder:
             raise RunFolderError(
                 f"{versions}: got schema {schema!r} version {version!r}, want {SCHEMA!r} version {VERSION}"
             )
-        return cls(path)
+        try:
+            lock = FileLock.take(path / _LOCK)
+        except OSError as error:
+            raise RunFolderError(f"{path / _LOCK}: cannot be locked: {error.strerror or error}") from error
+        if lock is None:
+            raise RunFolderError(
+                f"{path}: the run is in use by process {holder(path / _LOCK)}; wait until it has ended, or stop it with "
+                "Ctrl-C, and resume it then"
+            )
+        return cls(path, lock)
+
+    def changed_model_files(self, model: Path) -> tuple[str, ...]:
+        """Files of a model folder, weights left out, that are not what they were when the run began.
+
+        Raises:
+            RunFolderError: what they were, or are, cannot be read.
+        """
+        try:
+            before = json.loads((self.path / "versions.json").read_text()).get("model")
+            return changed_files(before, model) if isinstance(before, dict) else ()
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{self.path}: its model cannot be compared with {model}: {error}") from error
+
+    def close(self) -> None:
+        """Let others have it; harmless when repeated."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def discard(self) -> None:
+        """Remove a new folder whose run never began, with the folders that were made for it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        _remove_empty(self._made)
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def update(self, recipe: Recipe, overrides: Mapping[str, Origin]) -> None:
         """Write down what a resumed run does differently; origins of other values stay what they were.
@@ -145,12 +194,19 @@ class RunFolder:
         return max(found)[1] if found else None
 
 
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        # Only empty ones go: another run may have been started in it meanwhile.
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
 def _fill(folder: Path, recipe: Recipe, origins: Mapping[str, Origin]) -> None:
     for name in _SUBFOLDERS:
         (folder / name).mkdir()
     (folder / "recipe.toml").write_text(dump_toml(recipe), encoding="utf-8")
     (folder / "origins.json").write_text(_json({key: str(origin) for key, origin in origins.items()}))
-    (folder / "versions.json").write_text(_json(_versions()))
+    (folder / "versions.json").write_text(_json({**_versions(), "model": model_files(recipe.model.path)}))
 
 
 def _rename(partial: Path, place: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+from pearl.errors import RunFailed
 from pearl.report.live import JobSummary, fault_text, percent
 from pearl.units import format_duration
 
@@ -14,10 +15,10 @@ _LABEL_WIDTH = 11
 def render_summary(summary: JobSummary) -> str:
     """The summary as plain text, several lines without a final newline; the first two are the ones to read."""
     rows = [
-        ("success", _success_text(summary.success_before, summary.success_after)),
+        ("success", _success_text(summary)),
         ("run folder", str(summary.folder)),
         ("", ""),
-        ("steps", f"{summary.steps:,} in {format_duration(summary.wall_s)}"),
+        ("steps", _steps_text(summary)),
         ("tokens", f"{summary.trained_tokens:,} trained, {summary.tokens_per_s:,.0f} generated per second"),
         ("staleness", _staleness_text(summary)),
         ("idle", f"trainer {_percent(summary.trainer_idle_frac)}, rollout {_percent(summary.rollout_idle_frac)}"),
@@ -33,21 +34,44 @@ def render_summary(summary: JobSummary) -> str:
 
 
 def write_summary(summary: JobSummary) -> None:
-    """Write it to `summary.json` in the run folder, for programs."""
+    """Write it to `summary.json` in the run folder, for programs.
+
+    Raises:
+        RunFailed: it cannot be written.
+    """
     fields = {**dataclasses.asdict(summary), "folder": str(summary.folder)}
-    (summary.folder / "summary.json").write_text(json.dumps(fields, indent=2) + "\n")
+    path = summary.folder / "summary.json"
+    try:
+        path.write_text(json.dumps(fields, indent=2) + "\n")
+    except OSError as error:
+        raise RunFailed(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
-def _success_text(before: float | None, after: float | None) -> str:
+def _success_text(summary: JobSummary) -> str:
+    before = _evaluation_text(summary.success_before, summary.rollouts_before, summary.faults_before)
+    after = _evaluation_text(summary.success_after, summary.rollouts_after, summary.faults_after)
     match before, after:
         case None, None:
             return "not evaluated (evaluation.rollouts_per_task is 0, or the environment does not tell success)"
-        case None, float():
-            return f"{after:.2f} (not evaluated before training)"
-        case float(), None:
-            return f"{before:.2f} before training (not evaluated after it)"
+        case None, str():
+            return f"{after} (not evaluated before training)"
+        case str(), None:
+            return f"{before} before training (not evaluated after it)"
         case _:
-            return f"{before:.2f} -> {after:.2f}"
+            return f"{before} -> {after}"
+
+
+def _evaluation_text(success: float | None, rollouts: int, faults: int) -> str | None:
+    """`0.94`, or `0.94 (271 of 288 rollouts)` where the others had a fault; None: there is nothing to say."""
+    if success is None and not faults:
+        return None
+    number = "unknown" if success is None else f"{success:.2f}"
+    return f"{number} ({rollouts:,} of {rollouts + faults:,} rollouts)" if faults else number
+
+
+def _steps_text(summary: JobSummary) -> str:
+    text = f"{summary.new_steps:,} in {format_duration(summary.wall_s)}"
+    return text if summary.new_steps == summary.steps else f"{text} ({summary.steps:,} since the run began)"
 
 
 def _staleness_text(summary: JobSummary) -> str:

@@ -2,45 +2,73 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pearl.report.live import StepReport
 
+if TYPE_CHECKING:
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+_log = logging.getLogger(__name__)
+
 
 class TensorboardReporter:
-    """Scalars of every training step, for `tensorboard --logdir RUN/metrics`."""
+    """Scalars of every training step, for `tensorboard --logdir RUN/metrics`; a run without a step leaves no file."""
 
     def __init__(self, folder: Path) -> None:
-        """Open an event file in a folder; one that holds files already is continued."""
-        # Imported here: it costs half a second and belongs to the train extra.
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        self._is_continued = any(folder.glob("events.out.tfevents.*"))
-        self._writer = EventFileWriter(str(folder), flush_secs=10)
-        self._is_open = True
+        """Write into a folder; one that holds files already is continued."""
+        self._folder = folder
+        self._writer: EventFileWriter | None = None
+        self._is_over = False
 
     def stage(self, name: str, text: str) -> None:
         """Nothing to show."""
 
     def step(self, report: StepReport) -> None:
         """Write all scalars of the step."""
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        if self._is_over:
+            return
+        # Imported here: it costs half a second and belongs to the train extra.
+        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if self._is_continued:
-            # Steps after the checkpoint are done again: TensorBoard forgets their first version.
-            self._is_continued = False
-            start = SessionLog(status=SessionLog.START)
-            self._writer.add_event(Event(wall_time=time.time(), step=report.step, session_log=start))
         values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(report).items()]
-        self._writer.add_event(Event(wall_time=time.time(), step=report.step, summary=Summary(value=values)))
+        with self._unless_it_fails():
+            writer = self._writer or self._open(report.step)
+            writer.add_event(Event(wall_time=time.time(), step=report.step, summary=Summary(value=values)))
 
     def close(self) -> None:
         """Flush and close the file."""
-        if self._is_open:
-            self._is_open = False
-            self._writer.close()
+        if self._writer is not None and not self._is_over:
+            with self._unless_it_fails():
+                self._writer.close()
+        self._is_over = True
+
+    def _open(self, step: int) -> EventFileWriter:
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        is_continued = any(self._folder.glob("events.out.tfevents.*"))
+        self._writer = EventFileWriter(str(self._folder), flush_secs=10)
+        if is_continued:
+            # Steps after the checkpoint are done again: TensorBoard forgets their first version.
+            start = SessionLog(status=SessionLog.START)
+            self._writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
+        return self._writer
+
+    @contextlib.contextmanager
+    def _unless_it_fails(self) -> Iterator[None]:
+        """Curves must not end a run, which has better ways to say that a disk is full."""
+        try:
+            yield
+        except OSError as error:
+            self._is_over = True
+            _log.warning("%s: curves end here: %s", self._folder, error)
 
 
 def scalars(report: StepReport) -> dict[str, float]:

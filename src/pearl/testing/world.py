@@ -10,7 +10,7 @@ from pearl.core.shape import parse_shape
 from pearl.core.state import Gpu, GpuOwner
 from pearl.pipeline.rollout import RESTARTED, RolloutProgress
 from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
-from pearl.pipeline.training_loop import NoHooks, StepOutcome, TrainingHooks
+from pearl.pipeline.training_loop import Baseline, NoHooks, StepOutcome, TrainingHooks
 from pearl.pipeline.workers import Workers
 from pearl.ports import WorkerSpec
 from pearl.records.ids import GpuId, NodeId, TaskId, WeightVersion
@@ -83,6 +83,7 @@ class FakeWorld:
         self.journal = ListSink()
         self.checkpointer = ListCheckpointer()
         self.hooks: TrainingHooks = hooks or NoHooks()
+        self.baselines: list[Baseline] = []
         self.steps: list[StepOutcome] = []
         self.stages: list[tuple[str, str]] = []
         self.workers: Workers | None = None
@@ -106,6 +107,7 @@ class FakeWorld:
     async def run(self) -> RunResult:
         """Run the recipe."""
         observer = RunObserver(
+            begin=self.baselines.append,
             step=self.steps.append,
             stage=lambda name, text: self.stages.append((name, text)),
             workers=self._see,
@@ -118,7 +120,13 @@ class FakeWorld:
     def resumed_start(self) -> RunStart:
         """Where a run begins that goes on from the last checkpoint."""
         version, progress = self.checkpointer.saved[-1]
-        return replace(self.start, version=version, progress=progress, incarnation=self.start.incarnation + 1)
+        return replace(
+            self.start,
+            version=version,
+            progress=progress,
+            incarnation=self.start.incarnation + 1,
+            is_restored=True,
+        )
 
     def check_ledger(self) -> None:
         """Assert what must hold of every run that has ended, whatever happened in it.

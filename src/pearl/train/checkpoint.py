@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from pearl.errors import CheckpointError
+from pearl.errors import CheckpointError, RunFailed
 from pearl.records.ids import WeightVersion
 from pearl.train.export import write_safetensors
 from pearl.train.whole_folder import written_whole
@@ -50,7 +50,7 @@ def write_checkpoint(folder: Path, state: TrainerState) -> None:
     """Write a checkpoint; one that is already there is replaced.
 
     Raises:
-        CheckpointError: it cannot be written.
+        RunFailed: it cannot be written; one that is already there stays.
     """
     try:
         with written_whole(folder) as partial:
@@ -66,7 +66,7 @@ def write_checkpoint(folder: Path, state: TrainerState) -> None:
             text = json.dumps({**numbers, "checksum": _json_checksum(numbers)}, indent=2)
             (partial / STATE_FILE).write_text(f"{text}\n")
     except OSError as error:
-        raise CheckpointError(f"checkpoint {folder} cannot be written: {error}") from error
+        raise RunFailed(f"checkpoint {folder} cannot be written: {error}; make room and resume the run") from error
 
 
 def read_checkpoint(folder: Path, model_hash: str, shapes: Mapping[str, tuple[int, ...]]) -> TrainerState:
@@ -75,12 +75,7 @@ def read_checkpoint(folder: Path, model_hash: str, shapes: Mapping[str, tuple[in
     Raises:
         CheckpointError: missing, damaged, or of another model.
     """
-    numbers = _read_numbers(folder)
-    if numbers.model_hash != model_hash:
-        raise CheckpointError(
-            f"checkpoint {folder}: got model {numbers.model_hash}, want {model_hash}; "
-            "set model.path to the model that the run began with"
-        )
+    numbers = check_model(folder, model_hash)
     tensors = {name: _read_tensors(folder, name, numbers.checksums.get(name)) for name in TENSOR_FILES}
     for name, group in tensors.items():
         may_be_empty = name == "reference" or (numbers.updates == 0 and name != "weights")
@@ -99,8 +94,25 @@ def read_checkpoint(folder: Path, model_hash: str, shapes: Mapping[str, tuple[in
     )
 
 
+def check_model(folder: Path, model_hash: str) -> Numbers:
+    """Find out, without reading a tensor, whether a checkpoint can be one of the model with this hash.
+
+    Raises:
+        CheckpointError: missing, damaged, or of another model.
+    """
+    numbers = _read_numbers(folder)
+    if numbers.model_hash != model_hash:
+        raise CheckpointError(
+            f"checkpoint {folder}: of a model {numbers.model_hash}, and model.path has a model {model_hash} "
+            "(other tensor names, dtypes or shapes)"
+        )
+    return numbers
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Numbers:
+class Numbers:
+    """What a checkpoint holds besides tensors."""
+
     version: int
     model_hash: str
     seed: int
@@ -108,7 +120,7 @@ class _Numbers:
     checksums: Mapping[str, str]
 
 
-def _read_numbers(folder: Path) -> _Numbers:
+def _read_numbers(folder: Path) -> Numbers:
     path = folder / STATE_FILE
     try:
         parsed = json.loads(path.read_text())
@@ -117,7 +129,7 @@ def _read_numbers(folder: Path) -> _Numbers:
             raise ValueError("its checksum does not match")
         if parsed.pop("format") != FORMAT:
             raise CheckpointError(f"{path}: written by another version of pearl, want format {FORMAT}")
-        return _Numbers(**parsed)
+        return Numbers(**parsed)
     except FileNotFoundError as error:
         raise CheckpointError(f"no trainer checkpoint in {folder}: {STATE_FILE} is missing") from error
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -43,7 +43,7 @@ class CausalModel:
         """
         self.folder = folder
         self.device = device
-        self._dtypes = _stored_dtypes(folder)
+        self._dtypes = {name: dtype for name, (dtype, _) in _stored(folder).items()}
         self.module = _load(folder).to(device)
         self.parameters: Mapping[str, nn.Parameter] = dict(self.module.named_parameters())
         self._check_names()
@@ -127,20 +127,34 @@ def _load(folder: Path) -> Any:
     return module.eval()
 
 
-def _stored_dtypes(folder: Path) -> dict[str, str]:
+def stored_hash(folder: Path, *, tied: bool) -> str:
+    """`CausalModel.hash` of a model folder, from its headers alone; `tied`: the head is the embedding.
+
+    Raises:
+        ModelError: missing, damaged or unsupported.
+    """
+    return model_hash(
+        (name, *kind) for name, kind in _stored(folder).items() if not (tied and name == "lm_head.weight")
+    )
+
+
+def _stored(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Tensor name -> dtype and shape in the checkpoint."""
     index = folder / "model.safetensors.index.json"
     try:
         files = {"model.safetensors"}
         if index.is_file():
             files = set(json.loads(index.read_text())["weight_map"].values())
-        dtypes: dict[str, str] = {}
+        found: dict[str, tuple[str, tuple[int, ...]]] = {}
         for file in sorted(files):
             with safe_open(folder / file, framework="pt") as tensors:
-                dtypes |= {name: str(tensors.get_slice(name).get_dtype()) for name in tensors.keys()}  # noqa: SIM118
+                for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                    part = tensors.get_slice(name)
+                    found[name] = (str(part.get_dtype()), tuple(part.get_shape()))
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(f"model.path: {folder}: cannot read model.safetensors: {error}") from error
-    for name, dtype in dtypes.items():
+    for name, (dtype, _) in found.items():
         if dtype not in SAFETENSORS_DTYPES:
             allowed = ", ".join(SAFETENSORS_DTYPES)
             raise ModelError(f"model.path: {folder}: tensor {name} has dtype {dtype}, want one of {allowed}")
-    return dtypes
+    return found

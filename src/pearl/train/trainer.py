@@ -135,7 +135,7 @@ class GrpoTrainer:
         """Write a checkpoint, atomically.
 
         Raises:
-            CheckpointError: it cannot be written.
+            RunFailed: it cannot be written.
         """
         write_checkpoint(folder, self._state())
 

@@ -1,8 +1,10 @@
 """`pearl train`: new and resumed runs around a runtime that stands in."""
 
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -11,9 +13,19 @@ from typer.testing import CliRunner, Result
 
 from pearl.cli import train as train_command
 from pearl.cli.main import app
+from pearl.config.cluster import ClusterConfig
 from pearl.config.load import load_recipe
 from pearl.config.recipe import Recipe
-from pearl.errors import ModelError, RunFailed
+from pearl.errors import (
+    CheckpointError,
+    ConfigError,
+    ModelError,
+    RunFailed,
+    RunFolderError,
+    StateError,
+    TrainingError,
+    WeightsError,
+)
 from pearl.report.live import JobSummary, Reporter, StepReport
 from pearl.report.run_folder import RunFolder
 
@@ -29,16 +41,37 @@ class Job:
         self.calls: list[tuple[Recipe, RunFolder, bool]] = []
         self.act: Callable[[RunFolder, Reporter], None] = lambda folder, reporter: None
 
+        self.begins = True
+        self.has_ray = True
+
     def preflight(self, recipe: Recipe) -> None:
         if recipe.environment.kind == "odd":
             raise ModelError("the model is odd")
 
-    def run_job(self, recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool) -> JobSummary:
+    def preflight_resumption(self, recipe: Recipe, folder: RunFolder) -> None:
+        self.preflight(recipe)
+        if recipe.run.steps == 13:
+            raise CheckpointError("a checkpoint of another model")
+
+    @contextlib.contextmanager
+    def ray_session(self, config: ClusterConfig) -> Iterator[None]:
+        if not self.has_ray:
+            raise ConfigError(f"cluster.address: got {config.address!r}")
+        yield
+
+    def run_job(
+        self, recipe: Recipe, folder: RunFolder, reporter: Reporter, resume: bool, begun: Callable[[], None]
+    ) -> JobSummary:
         self.calls.append((recipe, folder, resume))
+        with pytest.raises(RunFolderError, match="in use"):
+            RunFolder.open(folder.path)
+        if self.begins:
+            begun()
         self.act(folder, reporter)
         return JobSummary(
             folder=folder.path,
             steps=recipe.run.steps,
+            new_steps=recipe.run.steps,
             wall_s=61.0,
             success_before=0.25,
             success_after=0.75,
@@ -56,10 +89,15 @@ class Job:
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch) -> Job:
     job = Job()
-    module = ModuleType("pearl.cluster.job")
-    module.run_job = job.run_job  # type: ignore[attr-defined]
-    module.preflight = job.preflight  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pearl.cluster.job", module)
+    for name, functions in {
+        "job": ("run_job",),
+        "preflight": ("preflight", "preflight_resumption"),
+        "local_ray": ("ray_session",),
+    }.items():
+        module = ModuleType(f"pearl.cluster.{name}")
+        for function in functions:
+            setattr(module, function, getattr(job, function))
+        monkeypatch.setitem(sys.modules, module.__name__, module)
     return job
 
 
@@ -96,11 +134,12 @@ class TestTrain:
         assert (recipe.run.steps, resume) == (5, False)
         assert run_folders() == [folder.path]
         lines = result.stdout.splitlines()
-        assert lines[0] == f"run folder  {folder.path}"
-        assert lines[1] == "training    on"
-        assert lines[2].startswith("step 1/5 ")
-        assert lines[4] == "success     0.25 -> 0.75"
-        assert lines[5] == f"run folder  {folder.path}"
+        assert lines[0] == "ray         starting"
+        assert lines[1] == f"run folder  {folder.path}"
+        assert lines[2] == "training    on"
+        assert lines[3].startswith("step 1/5 ")
+        assert lines[5] == "success     0.25 -> 0.75"
+        assert lines[6] == f"run folder  {folder.path}"
         assert list(folder.metrics.glob("events.out.tfevents.*"))
 
     def test_several_files(self, job: Job) -> None:
@@ -117,28 +156,56 @@ class TestTrain:
         assert result.stderr
         assert (job.calls, run_folders()) == ([], [])
 
-    @pytest.mark.parametrize(
-        ("error", "status"), [(ModelError("the model is odd"), 2), (RunFailed("too many restarts"), 1)]
-    )
-    def test_errors_end_with_a_message_and_a_status(self, job: Job, error: Exception, status: int) -> None:
+    @pytest.mark.parametrize("error", [ModelError("the model is odd"), CheckpointError("damaged")])
+    def test_a_mistake_that_shows_before_the_run_begins_leaves_nothing(self, job: Job, error: Exception) -> None:
         def act(folder: RunFolder, reporter: Reporter) -> None:
+            (folder.journal / "turns.jsonl").touch()
+            raise error
+
+        job.act, job.begins = act, False
+        result = pearl_command("train", "x.toml")
+        assert (result.exit_code, result.stderr) == (2, f"{error}\n")
+        assert not Path("runs").exists()
+
+    def test_without_ray_there_is_no_run(self, job: Job) -> None:
+        job.has_ray = False
+        result = pearl_command("train", "x.toml", "cluster.address=127.0.0.1:1")
+        assert result.exit_code == 2
+        assert result.stderr == "cluster.address: got '127.0.0.1:1'\n"
+        assert result.stdout == "ray         connecting to 127.0.0.1:1\n"
+        assert (job.calls, Path("runs").exists()) == ([], False)
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            RunFailed("too many restarts"),
+            CheckpointError("no space left"),
+            TrainingError("the loss is nan"),
+            WeightsError("no space left"),
+            StateError("no such worker"),
+        ],
+    )
+    def test_whatever_ends_a_run_that_has_begun_says_how_to_go_on(self, job: Job, error: Exception) -> None:
+        def act(folder: RunFolder, reporter: Reporter) -> None:
+            (folder.checkpoints / "step-000010").mkdir()
             raise error
 
         job.act = act
         result = pearl_command("train", "x.toml")
-        assert result.exit_code == status
-        assert result.stderr.startswith(str(error))
+        [folder] = run_folders()
+        assert result.exit_code == 1
+        assert result.stderr == f"{error}\ngo on from step-000010 with: pearl train --resume {folder}\n"
         assert "Traceback" not in result.output
 
-    def test_a_failed_run_says_how_to_go_on(self, job: Job) -> None:
+    def test_a_run_that_fails_before_it_begins_is_kept(self, job: Job) -> None:
         def act(folder: RunFolder, reporter: Reporter) -> None:
-            (folder.checkpoints / "step-000010").mkdir()
-            raise RunFailed("too many restarts")
+            raise RunFailed("trainer: not up within 120 s")
 
-        job.act = act
+        job.act, job.begins = act, False
         result = pearl_command("train", "x.toml")
-        [folder] = run_folders()
-        assert result.stderr == f"too many restarts\ngo on from step-000010 with: pearl train --resume {folder}\n"
+        assert len(run_folders()) == 1
+        assert result.exit_code == 1
+        assert result.stderr.startswith("trainer: not up within 120 s\nthere is no checkpoint yet; ")
 
     def test_ctrl_c(self, job: Job) -> None:
         def act(folder: RunFolder, reporter: Reporter) -> None:
@@ -187,6 +254,17 @@ class TestResume:
         assert (recipe.run.steps, folder.path, resume) == (5, run, True)
         assert run_folders() == [run]
 
+    @pytest.mark.parametrize("how", ["checkpoint", "ray", "trainer"])
+    def test_what_refuses_a_resumption_leaves_the_folder_as_it_was(self, job: Job, run: Path, how: str) -> None:
+        def act(folder: RunFolder, reporter: Reporter) -> None:
+            raise CheckpointError("damaged")
+
+        job.act, job.begins, job.has_ray = act, how != "trainer", how != "ray"
+        before = {path: path.read_bytes() if path.is_file() else b"" for path in run.rglob("*")}
+        result = pearl_command("train", "--resume", str(run), f"run.steps={13 if how == 'checkpoint' else 9}")
+        assert result.exit_code == 2
+        assert {path: path.read_bytes() if path.is_file() else b"" for path in run.rglob("*")} == before
+
     def test_what_may_change_is_written_down(self, job: Job, run: Path) -> None:
         pearl_command("train", "--resume", str(run), "run.steps=9", "cluster.max_worker_restarts=1")
         recipe = job.calls[0][0]
@@ -205,6 +283,13 @@ class TestResume:
         assert result.exit_code == 2
         assert "cannot change when a run is resumed; want run.steps or cluster.*" in result.stderr
         assert (job.calls, (run / "recipe.toml").read_text()) == ([], before)
+
+    def test_a_run_that_is_still_training_is_refused(self, job: Job, run: Path) -> None:
+        with RunFolder.open(run):
+            result = pearl_command("train", "--resume", str(run))
+        assert result.exit_code == 2
+        assert result.stderr.startswith(f"{run}: the run is in use by process {os.getpid()}; ")
+        assert not job.calls
 
     def test_a_recipe_is_refused(self, job: Job, run: Path) -> None:
         result = pearl_command("train", "x.toml", "--resume", str(run))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pearl.cluster.checkpoints import PROGRESS, CheckpointFolder, begin_incarnation, checkpoints, restore
-from pearl.errors import CheckpointError, RunFolderError
+from pearl.errors import CheckpointError, RunFailed, RunFolderError
 from pearl.pipeline.rollout import RolloutProgress
 from pearl.records.ids import WeightVersion
 from pearl.testing.trainer import FakeTrainer
@@ -54,11 +54,11 @@ def test_a_failing_save_leaves_the_last_one(tmp_path: Path) -> None:
         async def save(self, folder: Path) -> None:
             folder.mkdir()
             (folder / "half").write_text("x")
-            raise CheckpointError("no space left")
+            raise RunFailed("no space left")
 
     async def work() -> None:
         await saved(tmp_path, 3)
-        with pytest.raises(CheckpointError, match="no space"):
+        with pytest.raises(RunFailed, match="no space"):
             await CheckpointFolder(tmp_path, Broken(version=4), 2).save(WeightVersion(4), PROGRESS_AT_3)
         assert [path.name for path in checkpoints(tmp_path)] == ["step-000003"]
         await saved(tmp_path, 4)
@@ -95,7 +95,8 @@ def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
 
 def test_a_checkpoint_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(CheckpointError, match="step-000003 cannot be written"):
+    # A full disk is no mistake of the user's: the run failed, and can be resumed.
+    with pytest.raises(RunFailed, match=r"step-000003 cannot be written: .*make room and resume"):
         asyncio.run(saved(tmp_path / "file", 3))
 
 

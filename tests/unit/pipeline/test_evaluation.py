@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import pytest
 
+from pearl.pipeline import evaluation
 from pearl.pipeline.evaluation import EvaluationResult
 from pearl.pipeline.run import RunResult, RunStart
-from pearl.records.ids import TaskId
+from pearl.records.ids import GroupId, TaskId, TrajectoryId, WeightVersion
 from pearl.records.journal import TrajectoryEntry, TurnEntry
-from pearl.records.trajectory import Task
+from pearl.records.trajectory import Task, Trajectory, TrajectoryStatus
 from pearl.testing.engine import FakeEngineConfig
 from pearl.testing.environment import Behaviour, Fault
 from pearl.testing.virtual_time import run_virtual
@@ -52,7 +53,9 @@ def test_two_evaluations_of_the_same_weights_are_the_same_to_the_token() -> None
     calls = [(call.task, call.call, call.text) for call in world.environments.calls if call.call in ("reset", "step")]
     half = len(calls) // 2
     assert sorted(calls[:half]) == sorted(calls[half:])
-    assert 0 < numbers(result.before)[0] < 1
+    assert result.before is not None
+    assert result.before.success is not None
+    assert 0 < result.before.success < 1
     actions = [text for _, call, text in calls[:half] if call == "step"]
     assert len(set(actions)) == len(actions) == 15 * 2  # no two rollouts draw alike
 
@@ -89,6 +92,20 @@ def test_an_evaluation_is_of_the_version_that_it_says_and_no_part_of_training() 
     assert len({name for name in versions if name.startswith(("before0.", "after3."))}) == 2 * 15
 
 
+def test_training_begins_where_the_evaluation_before_it_ends() -> None:
+    recipe = fake_recipe(run={"steps": 1}, evaluation={"rollouts_per_task": 5})
+    start = RunStart(gpus=fake_gpus(2), evaluation_tasks=TASKS)
+    world = FakeWorld(recipe, engine=ENGINE, script=lambda _t, _a: Behaviour(step_s=7, reward=1.0), start=start)
+    play(world)
+    # 15 rollouts at once: a turn of 8 tokens in 1 s, and 7 s of the environment.
+    [baseline] = world.baselines
+    assert baseline.at_s == pytest.approx(8)
+    assert baseline.generated_tokens == 15 * 8
+    assert set(baseline.rollout_busy_s) == set(baseline.rollout_iterations) == {0, 1}
+    [step] = world.steps
+    assert step.router.generated_tokens >= baseline.generated_tokens + 4 * 8
+
+
 def test_rollouts_with_a_fault_are_left_out_of_an_evaluation_and_counted() -> None:
     def script(task: Task, attempt: int) -> Behaviour:
         return Behaviour(reward=1.0, fault=Fault.RAISE if task.id == "evaluation#1" and attempt < 2 else None)
@@ -98,13 +115,17 @@ def test_rollouts_with_a_fault_are_left_out_of_an_evaluation_and_counted() -> No
     result = play(world)
     assert numbers(result.before) == (1.0, 1.0, 10, 2, (1.0, 1.0, 1.0))
     assert result.faults == {}
+    warnings = [text for name, text in world.stages if name == "warning"]
+    assert warnings == ["evaluation before training: 2 of 12 rollouts ended with a fault and do not count"]
 
 
-def test_a_resumed_run_is_not_evaluated_before_training_again() -> None:
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_a_run_from_a_checkpoint_is_not_evaluated_before_training_again(is_restored: bool) -> None:
+    # One that failed before its first checkpoint begins anew when it is resumed, so that it needs the number.
     recipe = fake_recipe(run={"steps": 0}, evaluation={"rollouts_per_task": 1})
-    start = RunStart(gpus=fake_gpus(2), evaluation_tasks=TASKS, incarnation=1)
+    start = RunStart(gpus=fake_gpus(2), evaluation_tasks=TASKS, incarnation=1, is_restored=is_restored)
     result = play(FakeWorld(recipe, script=by_seed, start=start))
-    assert result.before is None
+    assert (result.before is None) == is_restored
     assert result.after is not None
 
 
@@ -116,18 +137,64 @@ def test_an_evaluation_in_which_everything_fails_has_no_success_and_says_why() -
         start=RunStart(gpus=fake_gpus(2), evaluation_tasks=TASKS),
     )
     result = play(world)
-    assert numbers(result.before) == (0.0, 0.0, 0, 6, (0.0, 0.0, 0.0))
+    assert numbers(result.before) == (None, None, 0, 6, (None, None, None))
+
+
+def test_a_task_whose_rollouts_all_fail_has_no_success_of_its_own() -> None:
+    recipe = fake_recipe(run={"steps": 0}, evaluation={"rollouts_per_task": 2})
+    world = FakeWorld(
+        recipe,
+        script=lambda task, _: Behaviour(reward=1.0, fault=Fault.RAISE if task.id == "evaluation#1" else None),
+        start=RunStart(gpus=fake_gpus(2), evaluation_tasks=TASKS),
+    )
+    assert numbers(play(world).before) == (1.0, 1.0, 4, 2, (1.0, None, 1.0))
+
+
+def ended(status: TrajectoryStatus, success: bool | None) -> Trajectory:
+    return Trajectory(
+        id=TrajectoryId("t"),
+        group=GroupId("g"),
+        task=TASKS[0],
+        status=status,
+        turns=(),
+        reward=0.5,
+        success=success,
+        started_s=0.0,
+        ended_s=1.0,
+    )
+
+
+DONE, CUT, FAULT = TrajectoryStatus.DONE, TrajectoryStatus.TRUNCATED_TURNS, TrajectoryStatus.ENV_RAISED
+
+
+@pytest.mark.parametrize(
+    ("rows", "success", "by_task"),
+    [
+        ([[(DONE, True), (CUT, None)], [(DONE, False)]], 1 / 3, (0.5, 0.0)),
+        ([[(DONE, None), (CUT, None)], [(DONE, None)]], None, (None, None)),
+        ([[(CUT, None)], [(CUT, None)]], 0.0, (0.0, 0.0)),
+        ([[(FAULT, None)], [(DONE, True)]], 1.0, (None, 1.0)),
+    ],
+    ids=["told", "not told", "all truncated", "a fault"],
+)
+def test_success_is_known_only_where_an_environment_tells_it(
+    rows: list[list[tuple[TrajectoryStatus, bool | None]]], success: float | None, by_task: tuple[float | None, ...]
+) -> None:
+    result = evaluation._result(WeightVersion(0), [[ended(*one) for one in row] for row in rows])
+    assert (result.success, result.success_by_task) == (success, by_task)
 
 
 def test_trajectories_of_evaluations_have_names_of_their_own() -> None:
     recipe = fake_recipe(run={"steps": 0}, evaluation={"rollouts_per_task": 1})
     names: list[str] = []
     for incarnation in (0, 1, 2):  # the journal of a resumed run goes on in the same files
-        start = RunStart(gpus=fake_gpus(2), evaluation_tasks=TASKS, incarnation=incarnation)
+        start = RunStart(
+            gpus=fake_gpus(2), evaluation_tasks=TASKS, incarnation=incarnation, is_restored=incarnation == 2
+        )
         world = FakeWorld(recipe, script=by_seed, start=start)
         play(world)
         names += [entry.trajectory for entry in world.journal.of(TrajectoryEntry)]
-    assert len(names) == len(set(names)) == (2 + 1 + 1) * 3
+    assert len(names) == len(set(names)) == (2 + 2 + 1) * 3
 
 
 def test_a_recipe_without_evaluation_plays_no_task() -> None:

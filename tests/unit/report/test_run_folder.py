@@ -1,7 +1,10 @@
 """Run folders: whole or not at all, and checked before a run goes on."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -35,7 +38,7 @@ def test_a_new_folder_holds_the_resolved_recipe_origins_and_versions(loaded: Loa
     assert folder.path.parent == Path("out/runs")
     assert re.fullmatch(r"guess-\d{8}-\d{6}", folder.path.name)
     assert everything(folder.path) == [
-        "checkpoints", "journal", "metrics", "origins.json", "recipe.toml", "versions.json",
+        "checkpoints", "journal", "lock", "metrics", "origins.json", "recipe.toml", "versions.json",
     ]  # fmt: skip
     assert load_recipe(folder.recipe_file).recipe == loaded.recipe
     origins = json.loads((folder.path / "origins.json").read_text())
@@ -128,13 +131,50 @@ def test_other_runs_in_the_root_survive_a_failure(loaded: LoadedRecipe, monkeypa
     with pytest.raises(RunFolderError, match="No space left"):
         create(loaded)
     assert everything(Path()) == before
-    assert RunFolder.open(other.path) == other
+    other.close()
+    with RunFolder.open(other.path) as again:
+        assert again == other
 
 
 class TestOpen:
     def test_a_whole_folder(self, loaded: LoadedRecipe) -> None:
         folder = create(loaded)
+        folder.close()
         assert RunFolder.open(folder.path) == folder
+
+    def test_one_process_at_a_time(self, loaded: LoadedRecipe) -> None:
+        folder = create(loaded)
+        held = f"^{folder.path}: the run is in use by process {os.getpid()}; wait until it has ended"
+        with pytest.raises(RunFolderError, match=held):
+            RunFolder.open(folder.path)
+        folder.close()
+        with RunFolder.open(folder.path), pytest.raises(RunFolderError, match=held):
+            RunFolder.open(folder.path)
+        with RunFolder.open(folder.path):
+            pass
+
+    def test_a_process_that_was_killed_holds_nothing(self, loaded: LoadedRecipe) -> None:
+        folder = create(loaded)
+        folder.close()
+        code = (
+            "from pathlib import Path; from pearl.report.run_folder import RunFolder; "
+            f"folder = RunFolder.open(Path({str(folder.path)!r})); print('held', flush=True); input()"
+        )
+        other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(RunFolderError, match=f"in use by process {other.pid};"):
+            RunFolder.open(folder.path)
+        other.kill()
+        other.communicate()
+        RunFolder.open(folder.path).close()
+
+    def test_a_place_where_nothing_can_be_locked(self, loaded: LoadedRecipe) -> None:
+        folder = create(loaded)
+        (folder.path / "lock").unlink()
+        (folder.path / "lock").mkdir()
+        with pytest.raises(RunFolderError, match="lock: cannot be locked: Is a directory"):
+            RunFolder.open(folder.path)
 
     def test_no_folder(self, tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match="nope: no such run folder"):
@@ -165,6 +205,19 @@ class TestOpen:
             RunFolder.open(folder.path)
 
 
+class TestDiscard:
+    def test_a_run_that_never_began_leaves_nothing(self, loaded: LoadedRecipe) -> None:
+        before = everything(Path())
+        create(loaded).discard()
+        assert everything(Path()) == before
+
+    def test_other_runs_stay(self, loaded: LoadedRecipe) -> None:
+        first = create(loaded)
+        second = create(loaded)
+        first.discard()
+        assert list(Path("out/runs").iterdir()) == [second.path]
+
+
 class TestUpdate:
     def test_changes_are_written_down_with_their_origin(self, loaded: LoadedRecipe) -> None:
         folder = create(loaded)
@@ -175,7 +228,7 @@ class TestUpdate:
         assert origins["run.steps"] == "override"
         assert origins["model.path"] == "x.toml:2"
         assert everything(folder.path) == [
-            "checkpoints", "journal", "metrics", "origins.json", "recipe.toml", "versions.json",
+            "checkpoints", "journal", "lock", "metrics", "origins.json", "recipe.toml", "versions.json",
         ]  # fmt: skip
 
     @pytest.mark.parametrize("text", ["{", "[]"])

@@ -12,6 +12,7 @@ from pearl.report.summary import render_summary, write_summary
 SUMMARY = JobSummary(
     folder=Path("runs/guess-20250131-120000"),
     steps=1200,
+    new_steps=1200,
     wall_s=3725.0,
     success_before=0.334,
     success_after=0.938,
@@ -52,6 +53,34 @@ class TestSummary:
     def test_success_comes_first(self, before: float | None, after: float | None, text: str) -> None:
         first, *_ = render_summary(replace(SUMMARY, success_before=before, success_after=after)).splitlines()
         assert first == f"success     {text}"
+
+    @pytest.mark.parametrize(
+        ("before", "after", "text"),
+        [
+            ((0.42, 288, 0), (0.0, 271, 17), "0.42 -> 0.00 (271 of 288 rollouts)"),
+            ((0.42, 271, 17), (0.5, 288, 0), "0.42 (271 of 288 rollouts) -> 0.50"),
+            ((0.42, 288, 0), (None, 0, 1288), "0.42 -> unknown (0 of 1,288 rollouts)"),
+            ((None, 0, 0), (0.5, 1, 1), "0.50 (1 of 2 rollouts) (not evaluated before training)"),
+            ((None, 0, 4), (None, 0, 4), "unknown (0 of 4 rollouts) -> unknown (0 of 4 rollouts)"),
+        ],
+    )
+    def test_faults_of_an_evaluation_are_told(
+        self, before: tuple[float | None, int, int], after: tuple[float | None, int, int], text: str
+    ) -> None:
+        summary = replace(
+            SUMMARY,
+            success_before=before[0],
+            rollouts_before=before[1],
+            faults_before=before[2],
+            success_after=after[0],
+            rollouts_after=after[1],
+            faults_after=after[2],
+        )
+        assert render_summary(summary).splitlines()[0] == f"success     {text}"
+
+    def test_steps_of_a_resumed_run_are_told_apart(self) -> None:
+        text = render_summary(replace(SUMMARY, new_steps=3, wall_s=0.6))
+        assert "\nsteps       3 in 0.6 s (1,200 since the run began)\n" in text
 
     def test_nothing_stale_and_restarts(self) -> None:
         text = render_summary(replace(SUMMARY, stale_token_frac=0.0, staleness_max=0, restarts=3, faults={}))

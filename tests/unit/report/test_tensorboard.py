@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("tensorboard")
 
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from pearl.report.live import StepReport
 from pearl.report.tensorboard import TensorboardReporter
@@ -96,3 +97,32 @@ def test_no_torch_and_no_tensorflow(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_run_without_a_step_leaves_no_file(tmp_path: Path) -> None:
+    reporter = TensorboardReporter(tmp_path)
+    reporter.stage("start", "trainer")
+    reporter.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics").touch()
+    reporter = TensorboardReporter(tmp_path / "metrics")
+    reporter.step(REPORT)
+    reporter.step(REPORT)
+    reporter.close()
+
+
+def test_a_disk_that_fills_up_ends_the_curves_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: EventFileWriter, event: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    reporter = TensorboardReporter(tmp_path)
+    reporter.step(REPORT)
+    with monkeypatch.context() as patch:
+        patch.setattr(EventFileWriter, "add_event", full)
+        reporter.step(replace(REPORT, step=4))
+    reporter.step(replace(REPORT, step=5))
+    reporter.close()
+    assert [step for step, _ in read(tmp_path)["train/version"]] == [3]

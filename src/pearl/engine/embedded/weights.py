@@ -58,7 +58,11 @@ class Place:
         name = ("cuda" if gpu else "cpu") if device == "auto" else device
         if name.startswith("cuda") and not gpu:
             raise ConfigError(f"engine.device: got {device}, want cpu or auto (torch finds no GPU here)")
-        return cls(device=torch.device(name), dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
+        place = torch.device(name)
+        if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+            last = torch.cuda.device_count() - 1
+            raise ConfigError(f"engine.device: got {device}, want cpu, auto, or cuda:0 to cuda:{last} (the GPUs here)")
+        return cls(device=place, dtype={"float32": torch.float32, "bfloat16": torch.bfloat16}[dtype])
 
     def put(self, tensor: Tensor) -> Tensor:
         """Bring a tensor there."""
