@@ -55,6 +55,8 @@ recipes/x.toml: train.clip_low: got 1.7, want a number > 0 and < 1 (pi / pi_prox
 
 **A run keeps its recipe.** The resolved tree goes into the run folder as `recipe.toml`, and the origin of every value as
 `origins.json`. A resumed run (`pearl train --resume RUN`) takes overrides of `run.steps` and `cluster.*` only.
+A model that has moved is the one thing to edit in the folder's `recipe.toml`: its configuration and tokenizer must be those
+that the run began with, the weights come from the checkpoint.
 """
 
 CHECKS = """\

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -25,3 +27,15 @@ def test_no_port_is_open_to_other_machines() -> None:
         plain = getattr(ip, "ipv4_mapped", None) or ip
         assert plain.is_loopback, f"{address} is open to other machines"
     assert {node["NodeManagerAddress"] for node in ray.nodes()} == {"127.0.0.1"}
+
+
+def test_a_cluster_that_is_there_is_connected_to() -> None:
+    address = ray.get_runtime_context().gcs_address
+    code = (
+        "import ray, sys; from pearl.cluster.local_ray import ray_session; from pearl.config.cluster import ClusterConfig\n"
+        "with ray_session(ClusterConfig(address=sys.argv[1])): print(len(ray.nodes()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, address], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr

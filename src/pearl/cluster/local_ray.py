@@ -26,6 +26,7 @@ from pearl.units import MIB
 
 NAMESPACE = "pearl"
 _FOUND_BY_RAY = ("auto", "local")
+_CLIENT = "ray://"
 _SHORTEST_CHECK_S = 10.0
 """What the check of a cluster's health gets at least: most of it is the import of Ray."""
 
@@ -90,9 +91,10 @@ def _check_answers(address: str, timeout_s: float) -> None:
     Raises:
         ConfigError: nothing answers, or nothing that is a Ray cluster.
     """
-    if address in _FOUND_BY_RAY or "://" in address:
-        return  # Ray looks for it, or its client connects: both give up by themselves.
-    host, _, port = address.rpartition(":")
+    if address in _FOUND_BY_RAY:
+        return
+    is_client = address.startswith(_CLIENT)
+    host, _, port = address.removeprefix(_CLIENT).rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise _unreachable(address, "not a host and a port")
     ends_s = time.monotonic() + timeout_s
@@ -100,6 +102,8 @@ def _check_answers(address: str, timeout_s: float) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout_s).close()
     except OSError as error:
         raise _unreachable(address, error.strerror or str(error)) from error
+    if is_client:
+        return  # Ray's client gives up by itself.
     command = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--skip-version-check"]
     try:
         # In a process of its own, as no call of Ray's for it has a bound.
