@@ -65,6 +65,7 @@ class EngineActor:
         return await getattr(self._engine, method)(*arguments)
 
     async def _submit(self, engine: ThreadedEngine, requests: Sequence[TurnRequest]) -> None:
+        engine.check_ids(requests)  # all or none, although they go in two parts
         # What has no KV to fetch does not wait for what has.
         await engine.submit([request for request in requests if request.kv is None])
         handed = [shifted(request, time.monotonic()) for request in requests if request.kv is not None]

@@ -95,6 +95,8 @@ class Group:
     """Whether attention never holds all scores at once: those of a prefill do not fit a CPU's caches."""
     reach: int
     """Positions read, from 0."""
+    reaches: tuple[int, ...]
+    """With `blockwise`: positions that the queries of each block of `QUERY_TOKENS` may look at."""
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend `[n, heads, d]` queries to the cache `[slots, kv_heads, positions, d]`; gives `[n, heads d]`."""
@@ -116,9 +118,8 @@ class Group:
     def _blockwise(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         keys, values = self._read(keys), self._read(values)
         outs = []
-        for first in range(0, self.length, QUERY_TOKENS):
-            reach = self.reach - max(0, self.length - first - QUERY_TOKENS)
-            part = slice(first * self.share, (first + QUERY_TOKENS) * self.share)
+        for number, reach in enumerate(self.reaches):
+            part = slice(number * QUERY_TOKENS * self.share, (number + 1) * QUERY_TOKENS * self.share)
             mask = self.mask[:, :, part, :reach]
             seen = keys[:, :, :reach], values[:, :, :reach]
             outs.append(scaled_dot_product_attention(queries[:, :, part], *seen, attn_mask=mask, scale=1.0))
@@ -175,6 +176,9 @@ def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice, like: Tensor,
     later = torch.arange(reach, device=like.device) > last[:, :, None]
     mask = like.new_zeros(rows, length, reach).masked_fill_(later, -torch.inf).view(rows, 1, length, 1, reach)
     blockwise = like.device.type == "cpu" and length >= BLOCKWISE_TOKENS
+    # A row with a shorter chunk may reach further than the longest one does: each block asks all of them.
+    ends = np.arange(QUERY_TOKENS, length + QUERY_TOKENS, QUERY_TOKENS) if blockwise else np.empty(0, dtype=np.int64)
+    reaches = (starts[:, None] + np.minimum(counts[:, None], ends)).max(0)
     return Group(
         tokens=tokens,
         rows=rows,
@@ -186,4 +190,5 @@ def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice, like: Tensor,
         mask=mask.expand(-1, -1, -1, share, -1).flatten(2, 3) if blockwise else mask,
         blockwise=blockwise,
         reach=reach,
+        reaches=tuple(reaches.tolist()),
     )

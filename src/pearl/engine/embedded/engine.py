@@ -9,6 +9,7 @@ One call of `step` is one iteration. The caller takes what was generated with `t
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,8 @@ from pearl.records.ids import RequestId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.tokens import Floats, TokenIds
 from pearl.records.training import LoadMode, LoadReport, Manifest
 from pearl.records.turn import Chunk, EndReason, KvHandle, Mode, TurnRequest, Versions
+
+_log = logging.getLogger(__name__)
 
 FIRST_WORKER = WorkerId(0)
 INITIAL_VERSION = WeightVersion(0)
@@ -114,7 +117,11 @@ class EmbeddedEngine:
             if self._scheduler.holds(request_id) or request_id in ids[:index]:
                 raise EngineError(f"{self._name(request_id)}: this id is in use; want a new id per attempt")
         for request in requests:
-            fault = self._refusal(request)
+            try:
+                fault = self._refusal(request)
+            except (TypeError, ValueError, AttributeError, OverflowError) as error:
+                # A value of a type that nobody foresaw is this request's fault alone.
+                fault = f"got a value that cannot be used: {error}"
             if fault is None:
                 self._scheduler.add(request)
             else:
@@ -147,7 +154,11 @@ class EmbeddedEngine:
         began_s = time.perf_counter()
         if self._cache is None:
             raise WeightsError(f"worker {self._worker}: load of version {manifest.version}: it sleeps; wake it first")
-        self._model.load(manifest)
+        try:
+            self._model.load(manifest)
+        except (OSError, RuntimeError, MemoryError) as error:
+            where = f"worker {self._worker}: load of version {manifest.version}"
+            raise WeightsError(f"{where}: {error}; the old weights stay") from error
         self._version, self._load_mode, self._unready = manifest.version, mode, None
         recomputed = self._table.forget_kv() if mode is LoadMode.RECOMPUTE else 0
         return LoadReport(
@@ -306,16 +317,21 @@ class EmbeddedEngine:
             or cached <= request.export_from
         ):
             return None
-        return self._exports.export(
-            self._cache,
-            self._model,
-            slot,
-            request,
-            TokenIds(table.token_ids[slot, :cached]),
-            epoch=self._epoch,
-            version=WeightVersion(int(table.kv_version[slot])),
-            now_s=self._clock(),
-        )
+        try:
+            return self._exports.export(
+                self._cache,
+                self._model,
+                slot,
+                request,
+                TokenIds(table.token_ids[slot, :cached]),
+                epoch=self._epoch,
+                version=WeightVersion(int(table.kv_version[slot])),
+                now_s=self._clock(),
+            )
+        except Exception:
+            # KV saves work and decides nothing: whatever a transport does, the request has its tokens.
+            _log.exception("%s: its KV was not exported", self._name(request.id))
+            return None
 
     def _fail(self, slot: int, fault: str) -> None:
         name = self._name(self._table.request(slot).id)
@@ -342,7 +358,13 @@ class EmbeddedEngine:
         )
 
     def _new_cache(self) -> KvCache:
-        return KvCache(self._model.architecture, self._slots, self._limit, self._model.place)
+        try:
+            return KvCache(self._model.architecture, self._slots, self._limit, self._model.place)
+        except RuntimeError as error:  # torch's way to say that there is no memory
+            raise ConfigError(
+                f"engine.kv_budget_tokens: {self._slots} slots of {self._limit} tokens do not fit into memory ({error}); "
+                "want fewer tokens, or a smaller engine.max_sequences or engine.max_context_tokens"
+            ) from error
 
     def _new_scheduler(self) -> Scheduler:
         return Scheduler(

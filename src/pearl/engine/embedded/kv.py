@@ -150,16 +150,16 @@ class KvExports:
 def import_kv(cache: KvCache, slot: int, handle: KvHandle, cached: int, tokens: int) -> int:
     """Copy what a slot, which holds `cached` tokens, lacks up to `tokens`; returns how many it holds then.
 
-    The handle was checked with `kv_refusal`. KV that begins behind what the slot holds is no use: nothing is copied then.
+    The handle was checked with `kv_refusal`. KV that begins behind what the slot holds is no use, and KV may have been taken
+    back since: nothing is copied then.
     """
     tokens = min(tokens, handle.tokens)
     if cached < handle.start or cached >= tokens:
         return cached
-    payload = handle.payload
-    assert isinstance(payload, KvPayload), "the handle was not checked"
-    data = payload.data
+    data = handle.payload.data if isinstance(handle.payload, KvPayload) else None
     blocks = data.blocks if isinstance(data, Parcel) else data
-    assert blocks is not None, "the handle was not checked"
+    if blocks is None:
+        return cached
     _write(cache, slot, blocks, slice(cached - handle.start, tokens - handle.start), cached)
     return tokens
 

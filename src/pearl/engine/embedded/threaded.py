@@ -100,6 +100,18 @@ class ThreadedEngine:
             WorkerLost: the thread is gone; none of the requests was taken.
             EngineError: a request id is in use; none of the requests was taken.
         """
+        self.check_ids(requests)
+        self._open.update(request.id for request in requests)
+        taken = tuple(requests)
+        self._commands.put(lambda engine: engine.submit(taken))
+
+    def check_ids(self, requests: Sequence[TurnRequest]) -> None:
+        """Whether `submit` would take these requests together.
+
+        Raises:
+            WorkerLost: the thread is gone.
+            EngineError: a request id is in use.
+        """
         self._check_alive()
         ids = [request.id for request in requests]
         if len(set(ids)) < len(ids) or not self._open.isdisjoint(ids):
@@ -107,9 +119,6 @@ class ThreadedEngine:
             raise EngineError(
                 f"worker {self._worker}: request {twice[0]}: this id is in use; want a new id per attempt"
             )
-        self._open.update(ids)
-        taken = tuple(requests)
-        self._commands.put(lambda engine: engine.submit(taken))
 
     async def interrupt(self, ids: Sequence[RequestId]) -> None:
         """End running requests at the next token boundary, losing none; unknown ids are ignored."""

@@ -85,8 +85,8 @@ def zeros(shape: tuple[int, ...], place: Place) -> Tensor:
     count = math.prod(shape)
     try:
         memory = mmap.mmap(-1, count * place.dtype.itemsize)
-    except OSError as error:
-        raise torch.OutOfMemoryError(f"{count * place.dtype.itemsize} bytes: {error.strerror}") from error
+    except (OSError, OverflowError, ValueError) as error:
+        raise torch.OutOfMemoryError(f"{count * place.dtype.itemsize} bytes: {error}") from error
     # Without huge pages the memory is as good, only slower.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from pearl.engine.embedded.engine import EmbeddedEngine
 from pearl.engine.embedded.kv import KvPayload, Parcel
+from pearl.errors import ConfigError
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.tokens import TokenIds
 from pearl.records.training import LoadMode
@@ -267,6 +268,40 @@ def test_handles_that_are_refused(engines: Engines, kit: Any, change: Callable[[
     assert good.end is EndReason.LENGTH
 
 
+@pytest.mark.parametrize("how", ["release", "expiry"])
+def test_kv_that_goes_while_its_request_waits_is_computed(make_worker: MakeEngine, kit: Any, how: str) -> None:
+    engines = Engines(make_worker, kit, max_sequences=1)
+    context = kit.tokens(1, 30)
+    want, _ = engines.run(engines.whole, kit.request("w", context, new=6))
+    first, kv = engines.run(engines.prefill, kit.request("p", context, mode=Mode.PREFILL))
+    assert kv is not None
+    engines.decode.submit([kit.request("busy", kit.tokens(2, 5), new=20)])
+    engines.decode.step()
+    engines.decode.submit([kit.request("d", context + first.ids, new=5, mode=Mode.DECODE, kv=kv)])
+    if how == "release":
+        engines.prefill.release(TrajectoryId("t"), kv)
+    else:
+        engines.now_s = 31.0
+        engines.prefill.stats()
+    rest = kit.drain(engines.decode)["d"]
+    assert first.ids + rest.ids == want.ids
+    assert rest.computed == 31
+
+
+def test_a_transport_that_fails_costs_the_handle_alone(
+    engines: Engines, kit: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(blocks: object) -> object:
+        raise MemoryError("the store is full")
+
+    monkeypatch.setattr(engines.prefill._exports._transport, "put", full)
+    result, kv = engines.run(engines.prefill, kit.request("p", kit.tokens(1, 30), mode=Mode.PREFILL))
+    assert (result.end, len(result.ids), kv) == (EndReason.LENGTH, 1, None)
+    assert "its KV was not exported" in caplog.text
+    again, _ = engines.run(engines.prefill, kit.request("q", kit.tokens(1, 30), new=3))
+    assert len(again.ids) == 3
+
+
 def test_kv_of_another_context_is_refused(engines: Engines, kit: Any) -> None:
     _, kv = engines.run(engines.prefill, kit.request("p", kit.tokens(1, 30), mode=Mode.PREFILL))
     result, _ = engines.run(engines.decode, kit.request("d", kit.tokens(2, 31), mode=Mode.DECODE, kv=kv))
@@ -282,6 +317,12 @@ def test_a_budget_below_one_context(make_worker: MakeEngine, kit: Any) -> None:
     assert "want 1 .. 19 (one less than engine.max_context_tokens, and than engine.kv_budget_tokens)" in long.error
     short, _ = engines.run(engines.whole, kit.request("b", kit.tokens(1, 15), new=10))
     assert (short.end, len(short.ids)) == (EndReason.LENGTH, 5)
+
+
+def test_a_budget_beyond_the_memory(make_worker: MakeEngine, kit: Any) -> None:
+    for tokens in (10**11, 10**16):
+        with pytest.raises(ConfigError, match=r"engine\.kv_budget_tokens: .* do not fit into memory"):
+            Engines(make_worker, kit, kv_budget_tokens=tokens)
 
 
 def test_a_larger_budget_keeps_more_prefixes(make_worker: MakeEngine, kit: Any) -> None:

@@ -28,9 +28,9 @@ TOLERANCE = 1e-4
 class Runner:
     """Feeds chunks of given sequences to a model and gathers the logits of every position."""
 
-    def __init__(self, model: Model, sequences: dict[int, list[int]]) -> None:
+    def __init__(self, model: Model, sequences: dict[int, list[int]], positions: int = POSITIONS) -> None:
         self.model, self.sequences = model, sequences
-        self.cache = KvCache(model.architecture, SLOTS, POSITIONS, model.place)
+        self.cache = KvCache(model.architecture, SLOTS, positions, model.place)
         self.done = dict.fromkeys(sequences, 0)
         self.logits: dict[int, list[torch.Tensor]] = {slot: [] for slot in sequences}
 
@@ -87,6 +87,22 @@ def test_ragged_mixture_of_prefill_and_decode(folder: Path, reference: Any, kit:
                 counts[slot] = count
         if counts:
             runner.run(counts)
+    runner.check(reference)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_long_ragged_chunks(folder: Path, reference: Any, kit: Any, seed: int) -> None:
+    """Chunks of several attention blocks beside each other, the longest not the one that reaches furthest."""
+    rng = np.random.default_rng(seed)
+    lengths = {slot: int(rng.integers(200, 400)) for slot in range(4)}
+    sequences = {slot: kit.tokens(20 + slot, length) for slot, length in lengths.items()}
+    runner = Runner(Model.read(folder), sequences, positions=400)
+    runner.run({0: 129})
+    while any(runner.done[slot] < length for slot, length in lengths.items()):
+        wanted = {slot: int(rng.choice([0, 1, 40, 65, 90, 128, 130])) for slot in lengths}
+        counts = {slot: min(count, lengths[slot] - runner.done[slot]) for slot, count in wanted.items()}
+        if any(counts.values()):
+            runner.run({slot: count for slot, count in counts.items() if count})
     runner.check(reference)
 
 

@@ -47,6 +47,9 @@ HANDLE = KvHandle(
         ({"stops": (98,)}, "sampling.stop_token_ids: got (98,), want 0 .. 97"),
         ({"stops": (-1,)}, "sampling.stop_token_ids: got (-1,), want 0 .. 97"),
         ({"min_version": WeightVersion(1)}, "min_version: got 1, want <= 0"),
+        ({"max_new_tokens": None}, "got a value that cannot be used"),
+        ({"stops": ("a",)}, "got a value that cannot be used"),
+        ({"kv": object()}, "got a value that cannot be used"),
     ],
 )
 def test_refused_and_the_engine_goes_on(make_engine: MakeEngine, kit: Any, fields: dict[str, Any], says: str) -> None:
