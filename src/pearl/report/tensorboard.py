@@ -69,6 +69,9 @@ class TensorboardReporter:
         except OSError as error:
             self._is_over = True
             _log.warning("%s: curves end here: %s", self._folder, error)
+            if self._writer is not None:
+                with contextlib.suppress(OSError):
+                    self._writer.close()
 
 
 def scalars(report: StepReport) -> dict[str, float]:
