@@ -47,6 +47,13 @@ def check_recipe(recipe: Recipe) -> tuple[Problem, ...]:
                 f"{rollout.max_context_tokens} (a worker must hold the longest trajectory)",
             )
         )
+    if engine.time_scale != 1 and engine.pacing is None:
+        problems.append(
+            Problem(
+                keys=("engine.time_scale", "engine.pacing"),
+                text=f"got {engine.time_scale:g} without engine.pacing, want a profile there (it is what is scaled)",
+            )
+        )
     if recipe.sampling.max_new_tokens >= rollout.max_context_tokens:
         problems.append(
             Problem(

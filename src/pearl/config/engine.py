@@ -56,7 +56,9 @@ class EngineConfig(Section):
         description="A file of `pearl profile`: iterations last as long as it says, to act as another device; "
         "relative to the current directory.",
     )
-    time_scale: float = Field(1.0, gt=0, description="With pacing: times of the profile are multiplied by this.")
+    time_scale: float = Field(
+        1.0, gt=0, le=1e6, description="With pacing: times of the profile are multiplied by this."
+    )
 
 
 class SamplingConfig(Section):

@@ -175,6 +175,8 @@ class Router:
             EngineError: no worker could serve it within the bound on attempts.
         """
         turn, trail = Turn.of(job), self._trails.of(job.trajectory)
+        for trajectory, handle in self._trails.expired(asyncio.get_running_loop().time()):
+            self._give_back(trajectory, handle)
         for _ in range(self._max_attempts):
             placed = self._place(turn, trail)
             if placed is None:

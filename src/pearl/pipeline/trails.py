@@ -6,9 +6,10 @@ noted of a worker is dropped with the worker, set to nothing when new weights vo
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
-from pearl.records.ids import TrajectoryId, WeightVersion, WorkerId
+from pearl.records.ids import HandleId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.turn import EndReason, KvHandle
 
 
@@ -34,6 +35,8 @@ class Trails:
 
     def __init__(self) -> None:
         self._trails: dict[TrajectoryId, Trail] = {}
+        # First kept, first to expire; ids only, because whoever has a handle keeps its KV alive.
+        self._kept: deque[tuple[float, TrajectoryId, HandleId]] = deque()
 
     def __len__(self) -> int:
         return len(self._trails)
@@ -48,6 +51,22 @@ class Trails:
     def pop(self, trajectory: TrajectoryId) -> Trail | None:
         """Forget a trajectory."""
         return self._trails.pop(trajectory, None)
+
+    def keep(self, trajectory: TrajectoryId, handle: KvHandle) -> None:
+        """Keep a handle for the trajectory's next prefill."""
+        self.of(trajectory).readback = handle
+        self._kept.append((handle.expires_s, trajectory, handle.id))
+
+    def expired(self, now_s: float) -> list[tuple[TrajectoryId, KvHandle]]:
+        """Handles that were kept and are over: as long as anybody keeps one, its KV takes memory."""
+        over: list[tuple[TrajectoryId, KvHandle]] = []
+        while self._kept and self._kept[0][0] <= now_s:
+            _, trajectory, handle = self._kept.popleft()
+            trail = self._trails.get(trajectory)
+            if trail is not None and trail.readback is not None and trail.readback.id == handle:
+                over.append((trajectory, trail.readback))
+                trail.readback = None
+        return over
 
     def drop_worker(self, worker: WorkerId) -> None:
         """A worker is gone with everything that it held."""

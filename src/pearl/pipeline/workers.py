@@ -9,6 +9,7 @@ and the waits of a change, are bounded.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,6 +31,8 @@ from pearl.pipeline.state import StateHolder
 from pearl.ports import Fleet, WorkerSpec
 from pearl.records.ids import WorkerId
 from pearl.records.training import LoadMode, Manifest
+
+_log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
 """What a worker gets to end by itself; its tokens are with the router already."""
@@ -121,9 +124,13 @@ class Workers:
         """A worker died, hangs or refuses to load: take it out and start it again. Repeating it does nothing."""
         if self._stopping:
             return
+        served = self.router.engine(worker) is not None
         self.router.retire(worker, detail)
         if worker not in self._specs or worker in self._restarting:
             return
+        if not served:
+            # Else the router has told it.
+            _log.warning("worker %d lost before it served: %s", worker, detail)
         self.state.submit(WorkerRemoved(worker=worker))
         self._restarting[worker] = self.nursery.spawn(self._restart(worker, detail), name=f"restart worker {worker}")
 

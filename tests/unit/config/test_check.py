@@ -34,6 +34,8 @@ def test_the_defaults_are_sound() -> None:
         ({"engine": {"kv_budget_tokens": 256}}, None),
         ({"engine": {"kv_budget_tokens": 255}}, "engine.kv_budget_tokens"),
         ({"engine": {"kv_budget_tokens": 1}, "rollout": {"max_context_tokens": 100}}, "engine.kv_budget_tokens"),
+        ({"engine": {"time_scale": 2}}, "engine.time_scale"),
+        ({"engine": {"time_scale": 2, "pacing": "p.json"}}, None),
         ({"sampling": {"max_new_tokens": 255}}, None),
         ({"sampling": {"max_new_tokens": 256}}, "sampling.max_new_tokens"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pearl.pipeline.trails import Trail, Trails
 from pearl.records.ids import HandleId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.turn import EndReason, KvHandle
@@ -61,3 +63,16 @@ def test_a_trajectory_is_forgotten_once() -> None:
     assert trails.pop(A) is trail
     assert trails.pop(A) is None
     assert len(trails) == 0
+
+
+def test_kept_handles_expire_unless_they_were_taken_or_replaced() -> None:
+    trails = Trails()
+    first, second, third = (replace(handle(n), expires_s=10.0 + n) for n in range(3))
+    trails.keep(A, first)
+    trails.keep(B, second)
+    trails.keep(A, third)
+    assert trails.expired(9.0) == []
+    assert trails.expired(11.0) == [(B, second)], "the first was replaced"
+    assert trails.of(B).readback is None
+    trails.pop(A)
+    assert trails.expired(99.0) == [], "the third went with its trajectory"
