@@ -28,7 +28,7 @@ class EndReason(enum.Enum):
     STOP = "stop"
     """A stop token was drawn; it is the last token of the chunk."""
     LENGTH = "length"
-    """`max_new_tokens` or the engine's context limit was reached."""
+    """`max_new_tokens` or the engine's context limit was reached; no token where the context was at the limit already."""
     INTERRUPTED = "interrupted"
     """Asked to stop; every generated token has been delivered, continue elsewhere."""
     FAILED = "failed"

@@ -253,7 +253,9 @@ class FakeEngine:
 
     def _begin(self, request: TurnRequest, now_s: float) -> None:
         refused = self._refusal(request, now_s)
-        if refused is None:
+        if refused is None and len(request.context) == self.config.max_context_tokens:
+            self._deliver(request, _empty_chunk(request, EndReason.LENGTH, None))
+        elif refused is None:
             self._generation.begin(request, now_s)
         else:
             error = f"worker {self.worker}: request {request.id}: {refused}"
@@ -270,8 +272,8 @@ class FakeEngine:
         if request.max_new_tokens < 1:
             return f"got max_new_tokens {request.max_new_tokens}, want >= 1"
         tokens, limit = len(request.context), self.config.max_context_tokens
-        if not 1 <= tokens < limit:
-            return f"got a context of {tokens} tokens, want 1 .. {limit - 1}"
+        if not 1 <= tokens <= limit:
+            return f"got a context of {tokens} tokens, want 1 .. {limit}"
         if request.export_from < 0:
             return f"got export_from {request.export_from}, want >= 0"
         return kv_refusal(request, self.config.model_hash, now_s)

@@ -174,8 +174,8 @@ def test_a_shut_down_delivers_what_it_has() -> None:
 @pytest.mark.parametrize(
     ("bad", "why"),
     [
-        (request("r", context=TokenIds()), "got a context of 0 tokens, want 1 .. 19"),
-        (request("r", context=TokenIds(range(20))), "got a context of 20 tokens, want 1 .. 19"),
+        (request("r", context=TokenIds()), "got a context of 0 tokens, want 1 .. 20"),
+        (request("r", context=TokenIds(range(21))), "got a context of 21 tokens, want 1 .. 20"),
         (request("r", max_new_tokens=0), "got max_new_tokens 0, want >= 1"),
         (request("r", min_version=1), "got min_version 1, want <= 0; load weights first"),
         (request("r", mode=Mode.DECODE), "got no KV handle, want one with mode decode"),

@@ -122,7 +122,10 @@ class EmbeddedEngine:
             except (TypeError, ValueError, AttributeError, OverflowError) as error:
                 # A value of a type that nobody foresaw is this request's fault alone.
                 fault = f"got a value that cannot be used: {error}"
-            if fault is None:
+            if fault is None and len(request.context) == self._limit:
+                # A turn that is continued elsewhere may have grown to the limit there.
+                self._ended.append(_without_tokens(request, EndReason.LENGTH))
+            elif fault is None:
                 self._scheduler.add(request)
             else:
                 self._ended.append(_without_tokens(request, EndReason.FAILED, f"{self._name(request.id)}: {fault}"))

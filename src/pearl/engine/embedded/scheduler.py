@@ -121,10 +121,10 @@ def refusal(request: TurnRequest, *, vocabulary: int, max_context_tokens: int, v
     context, sampling = request.context, request.sampling
     if not isinstance(context, TokenIds):
         return f"context: got {type(context).__name__}, want TokenIds"
-    if not 1 <= len(context) < max_context_tokens:
+    if not 1 <= len(context) <= max_context_tokens:
         return (
-            f"context: got {len(context)} tokens, want 1 .. {max_context_tokens - 1} (one less than "
-            "engine.max_context_tokens, and than engine.kv_budget_tokens)"
+            f"context: got {len(context)} tokens, want 1 .. {max_context_tokens} (engine.max_context_tokens, and at most "
+            "engine.kv_budget_tokens)"
         )
     low, high = int(context.array.min()), int(context.array.max())
     if low < 0 or high >= vocabulary:

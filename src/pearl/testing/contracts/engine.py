@@ -59,6 +59,15 @@ class EngineContract(EngineKvContract):
 
         self.check(check())
 
+    def test_a_context_that_has_reached_the_limit_ends_at_once(self) -> None:
+        async def check() -> None:
+            async with self.probes(1) as (requests, (probe,)):
+                limit = (await probe.engine.info()).max_context_tokens
+                log = await probe.generate(requests.make(context_tokens=limit, max_new_tokens=5))
+                assert (log.end, len(log.token_ids)) == (EndReason.LENGTH, 0)
+
+        self.check(check())
+
     def test_tokens_are_ids_of_the_vocabulary(self) -> None:
         async def check() -> None:
             async with self.probes(1) as (requests, (probe,)):

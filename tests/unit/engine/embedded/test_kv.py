@@ -312,9 +312,9 @@ def test_a_budget_below_one_context(make_worker: MakeEngine, kit: Any) -> None:
     engines = Engines(make_worker, kit, kv_budget_tokens=20)
     assert engines.whole.info().kv_capacity_tokens == 20
     assert engines.whole.info().max_context_tokens == 20
-    long, _ = engines.run(engines.whole, kit.request("a", kit.tokens(1, 20)))
+    long, _ = engines.run(engines.whole, kit.request("a", kit.tokens(1, 21)))
     assert long.end is EndReason.FAILED
-    assert "want 1 .. 19 (one less than engine.max_context_tokens, and than engine.kv_budget_tokens)" in long.error
+    assert "want 1 .. 20 (engine.max_context_tokens, and at most engine.kv_budget_tokens)" in long.error
     short, _ = engines.run(engines.whole, kit.request("b", kit.tokens(1, 15), new=10))
     assert (short.end, len(short.ids)) == (EndReason.LENGTH, 5)
 
