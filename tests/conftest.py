@@ -16,6 +16,7 @@ settings.load_profile("pearl")
 ROOT = Path(__file__).parent.parent
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start processes run one after the other, beside the rest (`--dist loadgroup`): they share one Ray."""
     for item in items:

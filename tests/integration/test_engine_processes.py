@@ -18,6 +18,7 @@ import ray
 from safetensors.torch import load_file
 
 from pearl.cluster.fleet import RayFleet
+from pearl.cluster.kv_transport import ObjectStoreTransport
 from pearl.config.engine import EngineConfig
 from pearl.core.state import Role
 from pearl.ports import WorkerGone, WorkerSpec
@@ -137,10 +138,10 @@ def test_damage_in_flight_shows(folder: Path) -> None:
             assert first.kv is not None
             good = turn("d", context + said(first)[0], 1, mode=Mode.DECODE, kv=first.kv)
             sound = await engines.decode.generate(good)
-            blocks = [block.copy() for block in await first.kv.payload.data]  # type: ignore[attr-defined]
+            blocks = [block.copy() for block in (await first.kv.payload.data).blocks()]  # type: ignore[attr-defined]
             for block in blocks:
                 block[16:32] *= -1
-            payload = replace(first.kv.payload, data=ray.put(blocks))  # type: ignore[type-var]
+            payload = replace(first.kv.payload, data=ObjectStoreTransport().put(blocks))  # type: ignore[type-var]
             bad = replace(good, id=RequestId("e"), trajectory=TrajectoryId("u"), kv=replace(first.kv, payload=payload))
             damaged = await engines.decode.generate(bad)
             assert damaged.end is EndReason.LENGTH
