@@ -38,7 +38,7 @@ $(MODEL)/config.json: | $(INSTALLED)
 	$(BIN)/python scripts/make_tiny_qwen3.py --out $(MODEL)
 
 test: setup  ## Run the tests, without the chaos and the GPU ones
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not chaos and not gpu"
+	$(BIN)/python -m pytest -m "not chaos and not gpu"
 
 check: setup  ## Lint, format, types, order of imports
 	$(BIN)/ruff check

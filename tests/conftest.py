@@ -16,14 +16,6 @@ settings.load_profile("pearl")
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start processes run one after the other, beside the rest (`--dist loadgroup`): they share one Ray."""
-    for item in items:
-        if "local_ray" in getattr(item, "fixturenames", ()) or item.path.is_relative_to(ROOT / "tests" / "integration"):
-            item.add_marker(pytest.mark.xdist_group("processes"))
-
-
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the demo's untrained model."""

@@ -203,6 +203,7 @@ def test_sleep_frees_memory_and_waking_takes_it_again(tmp_path: Path) -> None:
     run(work())
 
 
+@pytest.mark.chaos  # a minute of process starts; what a run needs of it is in the tests of runs
 class TestRayFleet(FleetContract):
     settle_s = 0.5
 
