@@ -158,27 +158,29 @@ def test_another_model_is_refused_and_the_folder_stays_as_it_was(tiny_model: Pat
     assert contents(folder) == before
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("model.path=nowhere", "config.json"),
-        ("environment.kind=gues_number", "guess_number"),
-        ("rollout.max_stalenes=1", "max_staleness"),
-        ("engine.shape=0D", "0D"),
-        ("run.root=/proc/nowhere", "/proc/nowhere"),
-        ("weights.host_budget_gib=0.0001", "weights.host_budget_gib"),
-        ("cluster.object_store_mib=90000000", "cluster.object_store_mib: got 90000000, want at most"),
-        ("cluster.address=127.0.0.1:1", "no Ray cluster there: Connection refused"),
-        ("engine.device=cuda:99", "engine.device: got cuda:99"),
-    ],
-)
-def test_mistakes_end_with_status_2_and_leave_no_run(
-    tiny_model: Path, tmp_path: Path, override: str, message: str
-) -> None:
-    recipe = write_recipe(tmp_path, tiny_model, steps=1)
-    process = start("train", recipe, override, cwd=tmp_path)
-    output, errors = process.communicate(timeout=120)
-    assert process.returncode == 2, output + errors
-    assert message in errors
-    assert "Traceback" not in errors
-    assert not (tmp_path / "runs").exists()
+MISTAKES = {
+    "model.path=nowhere": "config.json",
+    "environment.kind=gues_number": "guess_number",
+    "rollout.max_stalenes=1": "max_staleness",
+    "engine.shape=0D": "0D",
+    "run.root=/proc/nowhere": "/proc/nowhere",
+    "weights.host_budget_gib=0.0001": "weights.host_budget_gib",
+    "cluster.object_store_mib=90000000": "cluster.object_store_mib: got 90000000, want at most",
+    "cluster.address=127.0.0.1:1": "no Ray cluster there: Connection refused",
+    "engine.device=cuda:99": "engine.device: got cuda:99",
+}
+
+
+def test_mistakes_end_with_status_2_and_leave_no_run(tiny_model: Path, tmp_path: Path) -> None:
+    """All at the same time: what takes time is Python's start."""
+    started: dict[str, subprocess.Popen[str]] = {}
+    for number, override in enumerate(MISTAKES):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        started[override] = start("train", write_recipe(folder, tiny_model, steps=1), override, cwd=folder)
+    for number, (override, message) in enumerate(MISTAKES.items()):
+        output, errors = started[override].communicate(timeout=240)
+        assert started[override].returncode == 2, f"{override}: {output}{errors}"
+        assert message in errors
+        assert "Traceback" not in errors
+        assert not (tmp_path / str(number) / "runs").exists()

@@ -150,6 +150,7 @@ def test_damage_in_flight_shows(folder: Path) -> None:
     run(work())
 
 
+@pytest.mark.chaos
 def test_a_dead_owner_costs_a_recompute_at_most(folder: Path) -> None:
     """What it had put into the store may outlive it, as long as Ray likes: the tokens are the same either way."""
 
