@@ -267,7 +267,7 @@ class Router:
         )
         if rest.kv is not None and not generator.lost:
             self._give_back(trajectory, trail.readback)
-            trail.readback = rest.kv
+            self._trails.keep(trajectory, trail, rest.kv)
 
     def _take_readback(self, trajectory: TrajectoryId, trail: Trail, prefill: Seat) -> KvHandle | None:
         """The handle that was kept for the next prefill, unless it has expired or tells this worker nothing."""

@@ -52,9 +52,9 @@ class Trails:
         """Forget a trajectory."""
         return self._trails.pop(trajectory, None)
 
-    def keep(self, trajectory: TrajectoryId, handle: KvHandle) -> None:
-        """Keep a handle for the trajectory's next prefill."""
-        self.of(trajectory).readback = handle
+    def keep(self, trajectory: TrajectoryId, trail: Trail, handle: KvHandle) -> None:
+        """Keep a handle for the next prefill of a trajectory, whose trail this is."""
+        trail.readback = handle
         self._kept.append((handle.expires_s, trajectory, handle.id))
 
     def expired(self, now_s: float) -> list[tuple[TrajectoryId, KvHandle]]:

@@ -151,6 +151,23 @@ def test_an_expired_readback_is_not_used() -> None:
     assert (house.router.counts.readbacks, house.router.counts.failed_requests) == (0, 0)
 
 
+def test_an_expired_readback_is_let_go_while_its_trajectory_acts() -> None:
+    """Whoever keeps a handle keeps its KV in memory; the next turn of anybody is the occasion to let go."""
+
+    async def test(house: House) -> list[bool]:
+        house.add_shape("PD", ttl_s=5.0)
+        await house.router.generate(job())
+        trail = house.router._trails.of(TrajectoryId("t0"))
+        kept = [trail.readback is not None]
+        for wait_s in (1, 5):
+            await asyncio.sleep(wait_s)
+            await house.router.generate(job(f"after {wait_s}"))
+            kept.append(trail.readback is not None)
+        return kept
+
+    assert in_house(test) == [True, True, False]
+
+
 def test_a_readback_that_is_refused_is_tried_again_without() -> None:
     async def test(house: House) -> tuple[Completion, House]:
         house.add_shape("PD")

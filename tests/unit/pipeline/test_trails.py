@@ -68,9 +68,9 @@ def test_a_trajectory_is_forgotten_once() -> None:
 def test_kept_handles_expire_unless_they_were_taken_or_replaced() -> None:
     trails = Trails()
     first, second, third = (replace(handle(n), expires_s=10.0 + n) for n in range(3))
-    trails.keep(A, first)
-    trails.keep(B, second)
-    trails.keep(A, third)
+    trails.keep(A, trails.of(A), first)
+    trails.keep(B, trails.of(B), second)
+    trails.keep(A, trails.of(A), third)
     assert trails.expired(9.0) == []
     assert trails.expired(11.0) == [(B, second)], "the first was replaced"
     assert trails.of(B).readback is None
