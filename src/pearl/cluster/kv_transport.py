@@ -10,6 +10,7 @@ Clocks of hosts differ, so on the way between processes a handle says how much l
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pickle import PickleBuffer
@@ -56,14 +57,12 @@ async def fetched(request: TurnRequest) -> TurnRequest:
     handle = request.kv
     if handle is None or not isinstance(handle.payload, KvPayload):
         return request
+    # The engine refuses a handle without data, and the turn is computed from its tokens.
     data: list[Block] | None = None
-    try:
+    with contextlib.suppress(RayError, TimeoutError, TypeError):
         async with asyncio.timeout(FETCH_TIMEOUT_S):
             stored = await handle.payload.data
             data = stored.blocks() if isinstance(stored, _Stored) else None
-    except (RayError, TimeoutError, TypeError):
-        # The engine refuses a handle without data, and the turn is computed from its tokens.
-        data = None
     return replace(request, kv=replace(handle, payload=replace(handle.payload, data=data)))
 
 

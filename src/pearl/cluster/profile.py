@@ -33,8 +33,8 @@ from pearl.engine.embedded.model import Model
 from pearl.engine.embedded.weights import read_checkpoint
 from pearl.errors import ConfigError, ModelError, PearlError
 from pearl.records.ids import WeightVersion
-from pearl.records.training import Manifest, Shard
-from pearl.train.export import checksum, write_safetensors
+from pearl.records.training import Manifest
+from pearl.train.export import manifest_of, write_safetensors
 from pearl.units import GIB, format_bytes
 
 DEFAULT_CONTEXT_TOKENS = 2048
@@ -143,19 +143,8 @@ def export_checkpoint(folder: Path, architecture: Architecture, path: Path) -> M
     except OSError as error:
         size = format_bytes(sum(tensor.nbytes for tensor in checkpoint.tensors.values()))
         raise ModelError(f"{path.parent}: {size} of weights cannot be written here: {error}") from error
-    shards = tuple(
-        Shard(
-            name=name,
-            dtype=checkpoint.kinds[name].dtype,
-            shape=tuple(tensor.shape),
-            start=(0,) * tensor.dim(),
-            size_bytes=tensor.nbytes,
-            checksum=checksum(tensor),
-            locations=(str(path),),
-        )
-        for name, tensor in checkpoint.tensors.items()
-    )
-    return Manifest(version=WeightVersion(0), model_hash=checkpoint.hash, shards=shards)
+    dtypes = {name: kind.dtype for name, kind in checkpoint.kinds.items()}
+    return manifest_of(checkpoint.tensors, dtypes, path, WeightVersion(0), checkpoint.hash)
 
 
 def _between_processes(

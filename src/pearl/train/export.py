@@ -33,10 +33,22 @@ def write_version(model: CausalModel, path: Path, version: WeightVersion) -> Man
         with contextlib.suppress(OSError):
             partial.unlink()
         raise WeightsError(f"weights of version {version} cannot be written to {path}: {error}") from error
+    dtypes = {name: model.dtype_of(name) for name in tensors}
+    return manifest_of(tensors, dtypes, path, version, model.hash)
+
+
+def manifest_of(
+    tensors: Mapping[str, torch.Tensor],
+    dtypes: Mapping[str, str],
+    path: Path,
+    version: WeightVersion,
+    model_hash: str,
+) -> Manifest:
+    """Describe whole tensors, on the host and by name, that a file holds; `dtypes` as in safetensors."""
     shards = tuple(
         Shard(
             name=name,
-            dtype=model.dtype_of(name),
+            dtype=dtypes[name],
             shape=tuple(tensor.shape),
             start=(0,) * tensor.dim(),
             size_bytes=tensor.nbytes,
@@ -45,7 +57,7 @@ def write_version(model: CausalModel, path: Path, version: WeightVersion) -> Man
         )
         for name, tensor in sorted(tensors.items())
     )
-    return Manifest(version=version, model_hash=model.hash, shards=shards)
+    return Manifest(version=version, model_hash=model_hash, shards=shards)
 
 
 def write_safetensors(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str]) -> None:

@@ -24,7 +24,6 @@ MAX_HOLES = 2.0
 
 Attending in vain to a slot that is not in the group costs about as much as copying its keys and values."""
 
-
 BLOCKWISE_TOKENS = 16
 """On a CPU, chunks from this length on attend block by block."""
 
@@ -91,12 +90,15 @@ class Group:
     mask: Tensor
     """0 where a query may look, -inf where not: shape `[rows, 1, length, 1, reach]`, `[rows, 1, length share, reach]` when
     `blockwise`."""
-    blockwise: bool
-    """Whether attention never holds all scores at once: those of a prefill do not fit a CPU's caches."""
     reach: int
     """Positions read, from 0."""
     reaches: tuple[int, ...]
-    """With `blockwise`: positions that the queries of each block of `QUERY_TOKENS` may look at."""
+    """Positions that the queries of each block of `QUERY_TOKENS` may look at; none when attention is not `blockwise`."""
+
+    @property
+    def blockwise(self) -> bool:
+        """Whether attention never holds all scores at once: those of a prefill do not fit a CPU's caches."""
+        return bool(self.reaches)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attend `[n, heads, d]` queries to the cache `[slots, kv_heads, positions, d]`; gives `[n, heads d]`."""
@@ -188,7 +190,6 @@ def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice, like: Tensor,
         cells=cells,
         share=share,
         mask=mask.expand(-1, -1, -1, share, -1).flatten(2, 3) if blockwise else mask,
-        blockwise=blockwise,
         reach=reach,
         reaches=tuple(reaches.tolist()),
     )
