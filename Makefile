@@ -37,8 +37,19 @@ demo: setup $(MODEL)/config.json  ## Train a tiny model to guess a number, on th
 $(MODEL)/config.json: | $(INSTALLED)
 	$(BIN)/python scripts/make_tiny_qwen3.py --out $(MODEL)
 
+# Two at a time, on two cores: the integration tests wait for processes most of the time.
+.PHONY: test-here test-integration
 test: setup  ## Run the tests, without the chaos and the GPU ones
-	$(BIN)/python -m pytest -m "not chaos and not gpu"
+	@$(MAKE) --no-print-directory --jobs 2 test-here test-integration
+
+test-here:
+	$(BIN)/python -m pytest -m "not integration and not chaos and not gpu"
+
+# Shown when it has ended, so that two reports do not run into each other.
+test-integration:
+	@report=$$(mktemp); \
+	$(BIN)/python -m pytest -m "integration and not chaos and not gpu" -o cache_dir=.pytest_cache/integration \
+		> $$report 2>&1; status=$$?; cat $$report; rm $$report; exit $$status
 
 check: setup  ## Lint, format, types, order of imports
 	$(BIN)/ruff check
