@@ -100,17 +100,28 @@ class Group:
         """Whether attention never holds all scores at once: those of a prefill do not fit a CPU's caches."""
         return bool(self.reaches)
 
+    def seen(self, blocks: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What `attend` reads of a cache `[layers, 2, slots, kv_heads, positions, d]`: keys and values by layer, as views."""
+        if self.gathered is None:
+            part = blocks[:, :, self.window, :, : self.reach].flatten(2, 3)
+        else:
+            part = blocks[:, :, :, :, : self.reach]
+        keys, values = part.unbind(1)
+        return list(zip(keys.unbind(), values.unbind(), strict=True))
+
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """Attend `[n, heads, d]` queries to the cache `[slots, kv_heads, positions, d]`; gives `[n, heads d]`."""
+        """Attend `[n, heads, d]` queries to what is `seen` of a layer; gives `[n, heads d]`."""
         _, heads, width = queries.shape
         kv_heads = heads // self.share
+        if self.gathered is not None:
+            keys, values = (side.index_select(0, self.gathered).flatten(0, 1) for side in (keys, values))
         if self.cells is not None:
             grid = queries.new_zeros(self.rows * self.length, heads, width)
             queries = grid.index_copy_(0, self.cells, queries)
         if self.length > 1:
             queries = queries.view(self.rows, self.length, kv_heads, self.share, width).transpose(1, 2)
         # Query heads that share a KV head are further queries of it.
-        queries = queries.reshape(self.rows, kv_heads, self.length * self.share, width)
+        queries = queries.reshape(self.rows * kv_heads, self.length * self.share, width)
         out = self._blockwise(queries, keys, values) if self.blockwise else self._whole(queries, keys, values)
         if self.length > 1:
             out = out.view(self.rows, kv_heads, self.length, self.share, width).transpose(1, 2)
@@ -118,26 +129,20 @@ class Group:
         return out if self.cells is None else out.index_select(0, self.cells)
 
     def _blockwise(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        keys, values = self._read(keys), self._read(values)
+        queries, keys, values = (side.unflatten(0, (self.rows, -1)) for side in (queries, keys, values))
         outs = []
         for number, reach in enumerate(self.reaches):
             part = slice(number * QUERY_TOKENS * self.share, (number + 1) * QUERY_TOKENS * self.share)
             mask = self.mask[:, :, part, :reach]
-            seen = keys[:, :, :reach], values[:, :, :reach]
-            outs.append(scaled_dot_product_attention(queries[:, :, part], *seen, attn_mask=mask, scale=1.0))
+            near = keys[:, :, :reach], values[:, :, :reach]
+            outs.append(scaled_dot_product_attention(queries[:, :, part], *near, attn_mask=mask, scale=1.0))
         return outs[0] if len(outs) == 1 else torch.cat(outs, 2)
 
     def _whole(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        rows, kv_heads = queries.shape[:2]
-        scores = torch.bmm(queries.flatten(0, 1), self._read(keys).flatten(0, 1).transpose(1, 2))
-        scores.view(rows, kv_heads, self.length, self.share, self.reach).add_(self.mask)
+        scores = torch.bmm(queries, keys.transpose(1, 2))
+        scores.view(self.rows, -1, self.length, self.share, self.reach).add_(self.mask)
         odds = torch.softmax(scores, -1, dtype=torch.float32).to(values.dtype)
-        return torch.bmm(odds, self._read(values).flatten(0, 1)).view(queries.shape)
-
-    def _read(self, cache: Tensor) -> Tensor:
-        if self.gathered is None:
-            return cache[self.window, :, : self.reach]
-        return cache[:, :, : self.reach].index_select(0, self.gathered)
+        return torch.bmm(odds, values)
 
 
 def groups_of(batch: Batch, like: Tensor, share: int) -> tuple[Group, ...]:
@@ -168,19 +173,14 @@ def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice, like: Tensor,
     in_place = span <= len(slots) * (MAX_HOLES if length == 1 else 1)
     rows = span if in_place else len(slots)
     row_of = slots - low if in_place else np.arange(len(slots))
-    row_starts = np.zeros(rows, dtype=np.int64)
-    row_starts[row_of] = starts
+    lasts = np.zeros((rows, length), dtype=np.int64)
+    lasts[row_of] = starts[:, None] + np.arange(length)
     cells = None
     if rows * length > int(counts.sum()):
         inside = np.arange(length) < counts[:, None]
         cells = torch.from_numpy((row_of[:, None] * length + np.arange(length))[inside]).to(like.device)
-    last = torch.from_numpy(row_starts[:, None] + np.arange(length)).to(like.device)
-    later = torch.arange(reach, device=like.device) > last[:, :, None]
-    mask = like.new_zeros(rows, length, reach).masked_fill_(later, -torch.inf).view(rows, 1, length, 1, reach)
+    mask = _mask(lasts, reach, like)
     blockwise = like.device.type == "cpu" and length >= BLOCKWISE_TOKENS
-    # A row with a shorter chunk may reach further than the longest one does: each block asks all of them.
-    ends = np.arange(QUERY_TOKENS, length + QUERY_TOKENS, QUERY_TOKENS) if blockwise else np.empty(0, dtype=np.int64)
-    reaches = (starts[:, None] + np.minimum(counts[:, None], ends)).max(0)
     return Group(
         tokens=tokens,
         rows=rows,
@@ -191,5 +191,18 @@ def _group(slots: Ints, starts: Ints, counts: Ints, tokens: slice, like: Tensor,
         share=share,
         mask=mask.expand(-1, -1, -1, share, -1).flatten(2, 3) if blockwise else mask,
         reach=reach,
-        reaches=tuple(reaches.tolist()),
+        reaches=_reaches(starts, counts, length) if blockwise else (),
     )
+
+
+def _mask(lasts: Ints, reach: int, like: Tensor) -> Tensor:
+    """`Group.mask` of queries `[rows, length]` that may look at positions up to `lasts`."""
+    rows, length = lasts.shape
+    later = torch.arange(reach, device=like.device) > torch.from_numpy(lasts).to(like.device)[:, :, None]
+    return like.new_zeros(rows, length, reach).masked_fill_(later, -torch.inf).view(rows, 1, length, 1, reach)
+
+
+def _reaches(starts: Ints, counts: Ints, length: int) -> tuple[int, ...]:
+    """`Group.reaches`: a row with a shorter chunk may reach further than the longest one does, so each block asks all."""
+    ends = np.arange(QUERY_TOKENS, length + QUERY_TOKENS, QUERY_TOKENS)
+    return tuple((starts[:, None] + np.minimum(counts[:, None], ends)).max(0).tolist())

@@ -207,6 +207,7 @@ def _blocks(cache: KvCache, slot: int, part: slice) -> list[Block]:
 
 def _write(cache: KvCache, slot: int, blocks: Sequence[Block], part: slice, at: int) -> None:
     count, half = part.stop - part.start, len(blocks) // 2
+    cache.wrote(slot, at + count)
     for side, mine in ((cache.keys, blocks[:half]), (cache.values, blocks[half:])):
         target = side[:, slot, :, at : at + count]
         if target.device.type == "cpu":

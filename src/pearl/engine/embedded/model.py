@@ -35,33 +35,43 @@ MLP_TOKENS = 128
 
 
 class KvCache:
-    """Keys (rotated) and values of every slot, `[layers, slots, kv_heads, positions, head_dim]`.
+    """Keys (rotated) and values of every slot, side by side in one tensor.
 
     What a slot holds beyond its sequence's length is stale and must stay finite, since a masked position still takes part
     as zero times its value: hence `clear`.
     """
 
     def __init__(self, architecture: Architecture, slots: int, positions: int, place: Place = HOST) -> None:
-        shape = (architecture.layers, slots, architecture.kv_heads, positions, architecture.head_dim)
-        self.keys, self.values = (zeros(shape, place) for _ in range(2))
-        self._positions = positions
-        self._kv_heads = architecture.kv_heads
+        a = architecture
+        self.blocks = zeros((a.layers, 2, slots, a.kv_heads, positions, a.head_dim), place)
+        """Shape `[layers, 2, slots, kv_heads, positions, head_dim]`: keys, then values."""
+        self.keys, self.values = self.blocks.unbind(1)
+        """Shape `[layers, slots, kv_heads, positions, head_dim]`, views."""
+        self.layers = self.blocks.flatten(1, -2).unbind()
+        """By layer, shape `[2 slots kv_heads positions, head_dim]`, views."""
+        sides_and_heads = np.add.outer(np.arange(2) * slots * a.kv_heads, np.arange(a.kv_heads))
+        self._firsts = sides_and_heads.ravel() * positions
+        self._slot_rows = a.kv_heads * positions
+        self._written = np.zeros(slots, dtype=np.int64)
 
     @property
     def size_bytes(self) -> int:
         """Memory of keys and values."""
-        return 2 * self.keys.numel() * self.keys.element_size()
+        return self.blocks.numel() * self.blocks.element_size()
+
+    def wrote(self, slots: Ints | int, ends: Ints | int) -> None:
+        """Say that positions before `ends` were written to."""
+        self._written[slots] = np.maximum(self._written[slots], ends)
 
     def clear(self, slot: int) -> None:
-        """Zero a slot."""
-        self.keys[:, slot] = 0
-        self.values[:, slot] = 0
+        """Zero what was written of a slot."""
+        self.blocks[:, :, slot, :, : self._written[slot]] = 0
+        self._written[slot] = 0
 
     def rows(self, batch: Batch) -> Tensor:
-        """Rows `[N kv_heads]` of a layer's cache, seen as `[slots kv_heads positions, head_dim]`, for the new tokens."""
-        heads = batch.token_slots[:, None] * self._kv_heads + np.arange(self._kv_heads)
-        rows = torch.from_numpy((heads * self._positions + batch.token_positions[:, None]).ravel())
-        return rows.to(self.keys.device)
+        """Rows of `layers` that each new token's keys and values belong in, by head; shape `[N 2 kv_heads]`."""
+        tokens = batch.token_slots * self._slot_rows + batch.token_positions
+        return torch.from_numpy(np.add.outer(tokens, self._firsts).ravel()).to(self.blocks.device)
 
 
 class Model:
@@ -124,45 +134,34 @@ class Model:
         weights = self.weights
         if weights is None:
             raise EngineError("the model has no weights; load some first")
-        groups = groups_of(batch, cache.keys, self.architecture.heads // self.architecture.kv_heads)
+        groups = groups_of(batch, cache.blocks, self.architecture.heads // self.architecture.kv_heads)
+        seen = zip(*(group.seen(cache.blocks) for group in groups), strict=True)
         rows = cache.rows(batch)
-        rotation = self._rotation[self._index(batch.token_positions)].unsqueeze(1)
-        hidden = weights.embedding[self._index(token_ids)]
-        for index, layer in enumerate(weights.layers):
-            keys, values = cache.keys[index], cache.values[index]
-            mixed = self._attention(layer, self._norm(hidden), rotation, keys, values, rows, groups)
-            hidden = torch.addmm(hidden, mixed, layer.out)
-            hidden = self._mlp(layer, hidden)
+        cache.wrote(batch.slots, batch.starts + batch.counts)
+        rotation = self._rotation.index_select(0, self._index(batch.token_positions)).unsqueeze(1)
+        hidden = weights.embedding.index_select(0, self._index(token_ids))
+        for layer, blocks, views in zip(weights.layers, cache.layers, seen, strict=True):
+            queries, new = self._project(layer, self._norm(hidden), rotation)
+            blocks.index_copy_(0, rows, new)
+            mixed = _attend(groups, queries, views)
+            hidden = self._mlp(layer, torch.addmm(hidden, mixed, layer.out))
         last = hidden if len(wanted) == len(hidden) else hidden[self._index(wanted)]
         return linear(self._norm(last).mul_(weights.norm), weights.head)
 
     def _index(self, array: Ints) -> Tensor:
         return torch.from_numpy(array).to(self.place.device)
 
-    def _attention(
-        self,
-        layer: LayerWeights,
-        inputs: Tensor,
-        rotation: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        rows: Tensor,
-        groups: tuple[Group, ...],
-    ) -> Tensor:
-        """Attend; gives the heads' outputs side by side, `[N, heads d]`."""
+    def _project(self, layer: LayerWeights, inputs: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries `[N, heads, d]`, and new rows of the cache `[N 2 kv_heads, d]`: keys and values; turned by position."""
         a = self.architecture
-        qkv = torch.mm(inputs, layer.qkv).view(len(inputs), -1, a.head_dim)
-        split = a.heads + a.kv_heads
+        count, width, split = len(inputs), a.head_dim, a.heads + a.kv_heads
+        qkv = torch.mm(inputs, layer.qkv).view(count, -1, width)
         qk = qkv[:, :split]
         if layer.head_norms is not None:
-            qk = self._head_norm(qk).mul_(layer.head_norms)
-        pairs = torch.view_as_complex(qk.float().reshape(len(inputs), split, -1, 2))
-        qk = torch.view_as_real(pairs * rotation).flatten(-2).to(qkv.dtype)
-        keys.view(-1, a.head_dim).index_copy_(0, rows, qk[:, a.heads :].reshape(-1, a.head_dim))
-        values.view(-1, a.head_dim).index_copy_(0, rows, qkv[:, split:].reshape(-1, a.head_dim))
-        queries = qk[:, : a.heads]
-        outs = [group.attend(queries[group.tokens], keys, values) for group in groups]
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+            qk = self._head_norm(qk.reshape(-1, width)).view(count, split, width).mul_(layer.head_norms)
+        pairs = torch.view_as_complex(qk.float().view(count, split, -1, 2))
+        qk = torch.view_as_real(pairs * rotation).view(count, split, width).to(qkv.dtype)
+        return qk[:, : a.heads], torch.cat((qk[:, a.heads :], qkv[:, split:]), 1).view(-1, width)
 
     def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
         inputs, experts = self._norm(hidden), self.architecture.experts
@@ -172,6 +171,12 @@ class Model:
             return _gated(layer, inputs, hidden)
         parts = zip(torch.split(inputs, MLP_TOKENS), torch.split(hidden, MLP_TOKENS), strict=True)
         return torch.cat([_gated(layer, part, residual) for part, residual in parts])
+
+
+def _attend(groups: tuple[Group, ...], queries: Tensor, seen: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+    """Attend, each group to what it sees of a layer; gives the heads' outputs side by side, `[N, heads d]`."""
+    outs = [group.attend(queries[group.tokens], *view) for group, view in zip(groups, seen, strict=True)]
+    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def _gated(layer: LayerWeights, inputs: Tensor, residual: Tensor) -> Tensor:
@@ -202,15 +207,18 @@ def _mix_experts(layer: LayerWeights, router: Tensor, experts: Experts, inputs: 
 
 
 class _Norm:
-    """Root-mean-square norm over the last dimension, without gain; computed in float32."""
+    """Root-mean-square norm of rows `[n, width]`, without gain; computed in float32."""
 
     def __init__(self, width: int, epsilon: float, place: Place) -> None:
         # Mean and epsilon as one matrix product: a reduction and an addition cost three times as much at these sizes.
         self._mean = torch.full((width, 1), 1.0 / width, device=place.device)
-        self._epsilon = torch.full((1, 1), epsilon, device=place.device)
+        self._value = epsilon
+        self._epsilon = self._mean[:0]
 
     def __call__(self, values: Tensor) -> Tensor:
         exact = values.float()
-        squares = (exact * exact).view(-1, values.shape[-1])
-        scale = torch.addmm(self._epsilon, squares, self._mean).rsqrt_()
-        return (exact * scale.view(*values.shape[:-1], 1)).to(values.dtype)
+        if len(self._epsilon) != len(exact):
+            # Kept at its full size: spreading it out takes a third of the time of a call.
+            self._epsilon = exact.new_full((len(exact), 1), self._value)
+        scale = torch.addmm(self._epsilon, exact * exact, self._mean).rsqrt_()
+        return (exact * scale).to(values.dtype)

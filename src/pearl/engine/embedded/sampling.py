@@ -73,19 +73,22 @@ def draw(logits: Tensor, temperatures: Doubles, uniforms: Doubles) -> Draw:
         uniforms: shape `[n]`, in `[0, 1)`.
     """
     greedy = temperatures == 0
-    scale = torch.from_numpy(np.where(greedy, 1.0, temperatures)).to(logits.device).unsqueeze(1)
     exact = logits.double()
     # Relative to the largest logit first: a tiny temperature must give minus infinity, not a NaN.
-    logprobs = torch.log_softmax((exact - exact.amax(-1, keepdim=True)).div_(scale), -1)
-    below = logprobs.exp().cumsum_(-1)
+    relative = exact - exact.amax(-1, keepdim=True)
+    if (temperatures != 1).any():
+        scale = torch.from_numpy(np.where(greedy, 1.0, temperatures)).to(logits.device)
+        relative.div_(scale.unsqueeze(1))
+    below = relative.exp().cumsum_(-1)
+    whole = below[:, -1:]
     numbers = torch.from_numpy(uniforms).to(logits.device).unsqueeze(1)
-    drawn = torch.searchsorted(below, numbers * below[:, -1:], right=True)
+    drawn = torch.searchsorted(below, numbers * whole, right=True)
     drawn.clamp_(max=logits.shape[1] - 1)  # only NaN gets there
     if greedy.any():
         drawn = torch.where(
             torch.from_numpy(greedy).to(logits.device).unsqueeze(1), exact.argmax(-1, keepdim=True), drawn
         )
-    chosen = logprobs.gather(1, drawn).squeeze(1).cpu().numpy()
+    chosen = (relative.gather(1, drawn) - whole.log()).squeeze(1).cpu().numpy()
     finite = np.isfinite(chosen)
     return Draw(
         token_ids=drawn.squeeze(1).cpu().numpy(),
