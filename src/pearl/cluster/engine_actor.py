@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ class EngineActor:
         self._chunks: list[Chunk] = []
         self._said = asyncio.Event()
         self._pump: asyncio.Task[None] | None = None
+        self._fetching: set[RequestId] = set()
+        """Requests whose KV is on its way."""
+        self._interrupted: set[RequestId] = set()
+        """Those of them that are to end as soon as it has come."""
 
     async def start(self) -> int:
         """Load the model; returns the process id."""
@@ -62,14 +67,26 @@ class EngineActor:
         await self.release(releases)
         if method == "submit":
             return await self._submit(self._engine, *arguments)
+        if method == "interrupt":
+            self._interrupted.update(self._fetching.intersection(*arguments))
         return await getattr(self._engine, method)(*arguments)
 
     async def _submit(self, engine: ThreadedEngine, requests: Sequence[TurnRequest]) -> None:
-        engine.check_ids(requests)  # all or none, although they go in two parts
-        # What has no KV to fetch does not wait for what has.
-        await engine.submit([request for request in requests if request.kv is None])
+        engine.check_ids(requests)  # all or none, although they do not go together
+        # What has no KV to fetch does not wait for what has, nor does KV that comes for KV that does not.
         handed = [shifted(request, time.monotonic()) for request in requests if request.kv is not None]
-        await engine.submit(await asyncio.gather(*map(fetched, handed)))
+        self._fetching.update(request.id for request in handed)
+        await engine.submit([request for request in requests if request.kv is None])
+        await asyncio.gather(*(self._submit_fetched(engine, request) for request in handed))
+
+    async def _submit_fetched(self, engine: ThreadedEngine, request: TurnRequest) -> None:
+        try:
+            await engine.submit([await fetched(request)])
+            if request.id in self._interrupted:
+                await engine.interrupt([request.id])
+        finally:
+            self._fetching.discard(request.id)
+            self._interrupted.discard(request.id)
 
     async def release(self, releases: Sequence[Release]) -> None:
         """Forget some prefixes and handles."""
@@ -150,7 +167,8 @@ class RayEngine:
 
     async def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
         """Forget a cached prefix, soon."""
-        self._releases.append((trajectory, kv))
+        # What is taken back is known by its name, its data need not travel.
+        self._releases.append((trajectory, kv and replace(kv, payload=None)))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(RELEASE_S, self._send_releases)
 

@@ -2,7 +2,7 @@
 
 The owner's engine thread puts the blocks of its cache straight into the store, which is the one copy on its side; the
 importer's process maps the object and its engine copies from there into its own cache. The pipeline only ever sees the
-reference, inside a payload that it does not look into.
+reference, inside a payload that it does not look into. What is small travels in the payload itself.
 
 Clocks of hosts differ, so on the way between processes a handle says how much longer it lives.
 """
@@ -22,6 +22,7 @@ from ray.exceptions import RayError
 
 from pearl.engine.embedded.kv import Block, KvPayload
 from pearl.records.turn import Chunk, TurnRequest
+from pearl.units import KIB
 
 Item = TypeVar("Item", Chunk, TurnRequest)
 
@@ -29,27 +30,39 @@ FETCH_TIMEOUT_S = 10.0
 """For KV to come from where it is; what takes longer is computed again."""
 
 
+INLINE_BYTES = 64 * KIB
+"""Up to here blocks travel inside their handle: putting into the store and getting costs several times a call between
+processes, whatever the size, and Ray passes values up to 100 KB along with a call."""
+
+
 class ObjectStoreTransport:
     """Exports into the object store; an object lives as long as anybody holds its reference."""
 
+    def __init__(self, inline_bytes: int = INLINE_BYTES) -> None:
+        self._inline_bytes = inline_bytes
+
     def put(self, blocks: Sequence[Block]) -> Any:
-        """Copy blocks into the store and give the reference."""
+        """Copy blocks into the store and give the reference; few bytes are given themselves."""
+        shape, dtype = blocks[0].shape, blocks[0].dtype.str
+        if sum(block.nbytes for block in blocks) <= self._inline_bytes:
+            return _Stored(shape=(len(blocks), *shape), dtype=dtype, buffers=[b"".join(map(bytes, blocks))])
         # Ray copies bare buffers as they are; an array each would first be described by Python, twenty microseconds apiece.
         buffers = [PickleBuffer(np.ascontiguousarray(block).data) for block in blocks]
-        return ray.put(_Stored(shape=blocks[0].shape, dtype=blocks[0].dtype.str, buffers=buffers))
+        return ray.put(_Stored(shape=(1, *shape), dtype=dtype, buffers=buffers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """Blocks of one shape in the object store."""
+    """Blocks of one shape on their way."""
 
     shape: tuple[int, ...]
+    """Blocks in a buffer, and the shape of each."""
     dtype: str
     buffers: list[Any]
-    """Read-only memory of the store once fetched."""
+    """Read-only memory of the store once fetched, or bytes."""
 
     def blocks(self) -> list[Block]:
-        return [np.ndarray(self.shape, self.dtype, buffer) for buffer in self.buffers]
+        return [block for buffer in self.buffers for block in np.ndarray(self.shape, self.dtype, buffer)]
 
 
 async def fetched(request: TurnRequest) -> TurnRequest:
@@ -61,7 +74,8 @@ async def fetched(request: TurnRequest) -> TurnRequest:
     data: list[Block] | None = None
     with contextlib.suppress(RayError, TimeoutError, TypeError):
         async with asyncio.timeout(FETCH_TIMEOUT_S):
-            stored = await handle.payload.data
+            stored = handle.payload.data
+            stored = stored if isinstance(stored, _Stored) else await stored
             data = stored.blocks() if isinstance(stored, _Stored) else None
     return replace(request, kv=replace(handle, payload=replace(handle.payload, data=data)))
 

@@ -63,7 +63,7 @@ async def _blocks() -> object:
     """What the transport puts into the store."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kv_transport.ray, "put", lambda stored: stored)
-        return ObjectStoreTransport().put([np.arange(6.0).reshape(3, 2), np.ones((3, 2))])
+        return ObjectStoreTransport(inline_bytes=0).put([np.arange(6.0).reshape(3, 2), np.ones((3, 2))])
 
 
 async def _lost() -> object:

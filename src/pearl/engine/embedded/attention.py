@@ -129,7 +129,7 @@ class Group:
         return out if self.cells is None else out.index_select(0, self.cells)
 
     def _blockwise(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        queries, keys, values = (side.unflatten(0, (self.rows, -1)) for side in (queries, keys, values))
+        queries, keys, values = (side.view(self.rows, -1, *side.shape[1:]) for side in (queries, keys, values))
         outs = []
         for number, reach in enumerate(self.reaches):
             part = slice(number * QUERY_TOKENS * self.share, (number + 1) * QUERY_TOKENS * self.share)

@@ -200,9 +200,13 @@ def _data_fault(name: str, data: Any, handle: KvHandle, model: Model) -> str | N
 
 
 def _blocks(cache: KvCache, slot: int, part: slice) -> list[Block]:
-    """A part of a slot's keys and values by layer and head: views, on the host."""
-    host = [_bits(side[:, slot, :, part].cpu()).numpy() for side in (cache.keys, cache.values)]
-    return [side[layer, head] for side in host for layer in range(side.shape[0]) for head in range(side.shape[1])]
+    """A part of a slot's keys and values by layer and head, on the host; there, views."""
+    return [block for side in (cache.keys, cache.values) for block in _runs(side[:, slot, :, part].cpu())]
+
+
+def _runs(side: Tensor) -> list[Block]:
+    """By layer and head: views."""
+    return [block for layer in _bits(side).numpy() for block in layer]
 
 
 def _write(cache: KvCache, slot: int, blocks: Sequence[Block], part: slice, at: int) -> None:
@@ -210,13 +214,12 @@ def _write(cache: KvCache, slot: int, blocks: Sequence[Block], part: slice, at: 
     cache.wrote(slot, at + count)
     for side, mine in ((cache.keys, blocks[:half]), (cache.values, blocks[half:])):
         target = side[:, slot, :, at : at + count]
+        new = [block[part] for block in mine]
         if target.device.type == "cpu":
-            view = _bits(target).numpy()
-            heads = view.shape[1]
-            for number, block in enumerate(mine):
-                view[number // heads, number % heads] = block[part]
+            for run, block in zip(_runs(target), new, strict=True):
+                run[:] = block
         else:
-            stacked = torch.from_numpy(np.stack([block[part] for block in mine]))
+            stacked = torch.from_numpy(np.stack(new))
             target.copy_(stacked.view(target.dtype).view(target.shape))
 
 
