@@ -39,7 +39,8 @@ from pearl.cluster.local_ray import ray_session
 from pearl.config.cluster import ClusterConfig
 from pearl.engine.embedded.engine import INITIAL_VERSION
 from pearl.engine.embedded.kv import KvExports, import_kv, kv_refusal
-from pearl.engine.embedded.model import KvCache, Model
+from pearl.engine.embedded.kv_cache import KvCache
+from pearl.engine.embedded.model import Model
 from pearl.records.ids import RequestId, TrajectoryId, WorkerId
 from pearl.records.tokens import TokenIds
 from pearl.records.turn import KvHandle, Mode, Sampling, TurnRequest

@@ -21,6 +21,8 @@ COVERED_BY: Mapping[str, str] = {
     # Processes: what they are for shows only with real ones, in whole runs that kill them.
     "pearl.cluster": "tests/integration/test_run.py",
     "pearl.engine.embedded.architecture": "tests/unit/engine/embedded/test_model.py",
+    "pearl.engine.embedded.compiled": "tests/unit/engine/embedded/test_model.py",
+    "pearl.engine.embedded.operations": "tests/unit/engine/embedded/test_model.py",
     "pearl.engine.embedded.weights": "tests/unit/engine/embedded/test_load.py",
     # A suite is tested by what has to pass it.
     "pearl.testing.contracts": "tests/contract/test_fakes.py",

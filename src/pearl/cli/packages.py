@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 EXTRAS: Mapping[str, Mapping[str, str]] = {
     "train": {
+        "numba": "0.61",
         "psutil": "5.9",
         "ray": "2.50",
         "safetensors": "0.5",

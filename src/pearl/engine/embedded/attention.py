@@ -8,7 +8,7 @@ group of single tokens (decode) needs none.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -63,6 +63,17 @@ class Batch:
             counts=counts,
             token_slots=np.repeat(slots, counts),
             token_positions=np.repeat(starts, counts) + np.arange(len(first)) - first,
+        )
+
+    def behind(self, count: int) -> Batch:
+        """Without the first sequences, which must have one new token each."""
+        return replace(
+            self,
+            slots=self.slots[count:],
+            starts=self.starts[count:],
+            counts=self.counts[count:],
+            token_slots=self.token_slots[count:],
+            token_positions=self.token_positions[count:],
         )
 
     @property

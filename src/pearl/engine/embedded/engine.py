@@ -20,7 +20,8 @@ import torch
 from pearl.config.engine import EngineConfig
 from pearl.engine.embedded.attention import Batch, Ints
 from pearl.engine.embedded.kv import CopyTransport, KvExports, KvTransport, import_kv, kv_refusal
-from pearl.engine.embedded.model import KvCache, Model
+from pearl.engine.embedded.kv_cache import KvCache
+from pearl.engine.embedded.model import Model
 from pearl.engine.embedded.pace import Pace
 from pearl.engine.embedded.sampling import Draw, draw, uniform
 from pearl.engine.embedded.scheduler import Scheduler, refusal

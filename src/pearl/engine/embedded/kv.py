@@ -18,7 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from pearl.engine.embedded.model import KvCache, Model
+from pearl.engine.embedded.kv_cache import KvCache
+from pearl.engine.embedded.model import Model
 from pearl.records.ids import HandleId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.tokens import TokenIds
 from pearl.records.turn import KvHandle, Mode, TurnRequest

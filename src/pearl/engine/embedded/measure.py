@@ -23,7 +23,8 @@ from pearl.config.engine import EngineConfig
 from pearl.core.profile import Axis, IterationTimes
 from pearl.engine.embedded.attention import Batch, Ints
 from pearl.engine.embedded.engine import EmbeddedEngine
-from pearl.engine.embedded.model import KvCache, Model
+from pearl.engine.embedded.kv_cache import KvCache
+from pearl.engine.embedded.model import Model
 from pearl.engine.embedded.sampling import draw
 from pearl.engine.embedded.weights import Place, release_memory
 from pearl.errors import ConfigError

@@ -9,13 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
 from pearl.engine.embedded.architecture import Architecture, Experts, read_architecture
-from pearl.engine.embedded.attention import Batch, Group, Ints, groups_of
+from pearl.engine.embedded.attention import Batch, Ints
+from pearl.engine.embedded.kv_cache import KvCache
+from pearl.engine.embedded.operations import TorchOperations, compiled_operations
 from pearl.engine.embedded.weights import (
     HOST,
     LayerWeights,
@@ -25,53 +26,12 @@ from pearl.engine.embedded.weights import (
     hash_of,
     read_checkpoint,
     read_manifest,
-    zeros,
 )
 from pearl.errors import EngineError
 from pearl.records.training import Manifest
 
 MLP_TOKENS = 128
 """Tokens that go through an MLP together on a CPU: what it computes in between should stay in the cache of one core."""
-
-
-class KvCache:
-    """Keys (rotated) and values of every slot, side by side in one tensor.
-
-    What a slot holds beyond its sequence's length is stale and must stay finite, since a masked position still takes part
-    as zero times its value: hence `clear`.
-    """
-
-    def __init__(self, architecture: Architecture, slots: int, positions: int, place: Place = HOST) -> None:
-        a = architecture
-        self.blocks = zeros((a.layers, 2, slots, a.kv_heads, positions, a.head_dim), place)
-        """Shape `[layers, 2, slots, kv_heads, positions, head_dim]`: keys, then values."""
-        self.keys, self.values = self.blocks.unbind(1)
-        """Shape `[layers, slots, kv_heads, positions, head_dim]`, views."""
-        self.layers = self.blocks.flatten(1, -2).unbind()
-        """By layer, shape `[2 slots kv_heads positions, head_dim]`, views."""
-        sides_and_heads = np.add.outer(np.arange(2) * slots * a.kv_heads, np.arange(a.kv_heads))
-        self._firsts = sides_and_heads.ravel() * positions
-        self._slot_rows = a.kv_heads * positions
-        self._written = np.zeros(slots, dtype=np.int64)
-
-    @property
-    def size_bytes(self) -> int:
-        """Memory of keys and values."""
-        return self.blocks.numel() * self.blocks.element_size()
-
-    def wrote(self, slots: Ints | int, ends: Ints | int) -> None:
-        """Say that positions before `ends` were written to."""
-        self._written[slots] = np.maximum(self._written[slots], ends)
-
-    def clear(self, slot: int) -> None:
-        """Zero what was written of a slot."""
-        self.blocks[:, :, slot, :, : self._written[slot]] = 0
-        self._written[slot] = 0
-
-    def rows(self, batch: Batch) -> Tensor:
-        """Rows of `layers` that each new token's keys and values belong in, by head; shape `[N 2 kv_heads]`."""
-        tokens = batch.token_slots * self._slot_rows + batch.token_positions
-        return torch.from_numpy(np.add.outer(tokens, self._firsts).ravel()).to(self.blocks.device)
 
 
 class Model:
@@ -90,10 +50,9 @@ class Model:
         self.kinds = kinds
         self.place = place
         self.hash = hash_of(kinds)
-        self._norm = _Norm(architecture.hidden, architecture.norm_epsilon, place)
-        self._head_norm = _Norm(architecture.head_dim, architecture.norm_epsilon, place)
-        turns = architecture.rotary.rotation(architecture.head_dim, positions or architecture.max_positions)
-        self._rotation = turns.to(place.device)
+        rotation = architecture.rotary.rotation(architecture.head_dim, positions or architecture.max_positions)
+        self._operations = TorchOperations(architecture, rotation.to(place.device))
+        self._compiled = compiled_operations(architecture, rotation) if place == HOST else None
 
     @classmethod
     def read(cls, folder: Path, place: Place = HOST) -> Self:
@@ -134,49 +93,30 @@ class Model:
         weights = self.weights
         if weights is None:
             raise EngineError("the model has no weights; load some first")
-        groups = groups_of(batch, cache.blocks, self.architecture.heads // self.architecture.kv_heads)
-        seen = zip(*(group.seen(cache.blocks) for group in groups), strict=True)
-        rows = cache.rows(batch)
         cache.wrote(batch.slots, batch.starts + batch.counts)
-        rotation = self._rotation.index_select(0, self._index(batch.token_positions)).unsqueeze(1)
+        # Compiled loops run on one thread; where torch has more, it makes better use of them.
+        compiled = self._compiled if torch.get_num_threads() == 1 else None
+        iteration = (compiled or self._operations).iteration(cache, batch)
         hidden = weights.embedding.index_select(0, self._index(token_ids))
-        for layer, blocks, views in zip(weights.layers, cache.layers, seen, strict=True):
-            queries, new = self._project(layer, self._norm(hidden), rotation)
-            blocks.index_copy_(0, rows, new)
-            mixed = _attend(groups, queries, views)
-            hidden = self._mlp(layer, torch.addmm(hidden, mixed, layer.out))
+        for number, layer in enumerate(weights.layers):
+            heads = torch.mm(iteration.norm(hidden), layer.qkv)
+            mixed = iteration.mix(heads, layer.head_norms, number)
+            hidden = torch.addmm(hidden, mixed, layer.out)
+            hidden = self._mlp(layer, iteration.norm(hidden), hidden)
         last = hidden if len(wanted) == len(hidden) else hidden[self._index(wanted)]
-        return linear(self._norm(last).mul_(weights.norm), weights.head)
+        return linear(iteration.norm(last).mul_(weights.norm), weights.head)
 
     def _index(self, array: Ints) -> Tensor:
         return torch.from_numpy(array).to(self.place.device)
 
-    def _project(self, layer: LayerWeights, inputs: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries `[N, heads, d]`, and new rows of the cache `[N 2 kv_heads, d]`: keys and values; turned by position."""
-        a = self.architecture
-        count, width, split = len(inputs), a.head_dim, a.heads + a.kv_heads
-        qkv = torch.mm(inputs, layer.qkv).view(count, -1, width)
-        qk = qkv[:, :split]
-        if layer.head_norms is not None:
-            qk = self._head_norm(qk.reshape(-1, width)).view(count, split, width).mul_(layer.head_norms)
-        pairs = torch.view_as_complex(qk.float().view(count, split, -1, 2))
-        qk = torch.view_as_real(pairs * rotation).view(count, split, width).to(qkv.dtype)
-        return qk[:, : a.heads], torch.cat((qk[:, a.heads :], qkv[:, split:]), 1).view(-1, width)
-
-    def _mlp(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        inputs, experts = self._norm(hidden), self.architecture.experts
+    def _mlp(self, layer: LayerWeights, inputs: Tensor, hidden: Tensor) -> Tensor:
+        experts = self.architecture.experts
         if layer.router is not None and experts is not None:
             return _mix_experts(layer, layer.router, experts, inputs, hidden)
         if len(inputs) <= MLP_TOKENS or inputs.device.type != "cpu":
             return _gated(layer, inputs, hidden)
         parts = zip(torch.split(inputs, MLP_TOKENS), torch.split(hidden, MLP_TOKENS), strict=True)
         return torch.cat([_gated(layer, part, residual) for part, residual in parts])
-
-
-def _attend(groups: tuple[Group, ...], queries: Tensor, seen: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
-    """Attend, each group to what it sees of a layer; gives the heads' outputs side by side, `[N, heads d]`."""
-    outs = [group.attend(queries[group.tokens], *view) for group, view in zip(groups, seen, strict=True)]
-    return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
 def _gated(layer: LayerWeights, inputs: Tensor, residual: Tensor) -> Tensor:
@@ -204,21 +144,3 @@ def _mix_experts(layer: LayerWeights, router: Tensor, experts: Experts, inputs: 
             out.index_add_(0, tokens[mine], made)
             start += count
     return out
-
-
-class _Norm:
-    """Root-mean-square norm of rows `[n, width]`, without gain; computed in float32."""
-
-    def __init__(self, width: int, epsilon: float, place: Place) -> None:
-        # Mean and epsilon as one matrix product: a reduction and an addition cost three times as much at these sizes.
-        self._mean = torch.full((width, 1), 1.0 / width, device=place.device)
-        self._value = epsilon
-        self._epsilon = self._mean[:0]
-
-    def __call__(self, values: Tensor) -> Tensor:
-        exact = values.float()
-        if len(self._epsilon) != len(exact):
-            # Kept at its full size: spreading it out takes a third of the time of a call.
-            self._epsilon = exact.new_full((len(exact), 1), self._value)
-        scale = torch.addmm(self._epsilon, exact * exact, self._mean).rsqrt_()
-        return (exact * scale).to(values.dtype)

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from pearl.config.engine import EngineConfig
 from pearl.engine.embedded.attention import Batch, Ints
+from pearl.engine.embedded.kv_cache import KvCache
 from pearl.engine.embedded.measure import (
     GridSpec,
     device_name,
@@ -25,7 +26,7 @@ from pearl.engine.embedded.measure import (
     read_model,
     synthetic_batch,
 )
-from pearl.engine.embedded.model import KvCache, Model
+from pearl.engine.embedded.model import Model
 from pearl.errors import ConfigError, ModelError, WeightsError
 
 SPEC = GridSpec(prefill_tokens=(0, 6, 40), decoding=(0, 1, 5), context_tokens=(8, 32), passes=5)

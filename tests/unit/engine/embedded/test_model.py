@@ -16,13 +16,22 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pearl.engine.embedded.attention import Batch
-from pearl.engine.embedded.model import KvCache, Model
+from pearl.engine.embedded.kv_cache import KvCache
+from pearl.engine.embedded.model import Model
 from pearl.engine.embedded.weights import Place
 from pearl.errors import ConfigError, ModelError
 from pearl.records.training import model_hash
 
 SLOTS, POSITIONS = 6, 64
 TOLERANCE = 1e-4
+
+
+@pytest.fixture(autouse=True, params=["compiled", "torch"])
+def operations(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways to compute; on torch as where there is no compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr("pearl.engine.embedded.operations.COMPILER", "no_such_package")
+    return str(request.param)
 
 
 class Runner:
@@ -353,3 +362,21 @@ def test_an_index_that_is_not_one(folder: Path, tmp_path: Path) -> None:
     (copy / "model.safetensors.index.json").write_text('{"weights": 1}')
     with pytest.raises(ModelError, match="not an index"):
         Model.read(copy)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_one_thread_and_float32_are_compiled_the_rest_runs_on_torch(
+    folder: Path, kit: Any, operations: str, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model.read(folder)
+    narrow = Model.read(folder, Place(device=torch.device("cpu"), dtype=torch.bfloat16))
+    used = []
+    turn = "pearl.engine.embedded.kernels.turn"
+    monkeypatch.setattr(turn, lambda *_: used.append(True))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+
+    Runner(model, {0: kit.tokens(2, 5)}).run({0: 5})
+    assert bool(used) == (operations == "compiled" and threads == 1)
+    used.clear()
+    Runner(narrow, {0: kit.tokens(2, 5)}).run({0: 5})
+    assert not used
