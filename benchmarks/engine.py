@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with checkpoint(SMALL) as (folder, small_parameters):
         checks, attention = _small(folder, repeats=2 if quick else 5, lengths=LENGTHS[::2] if quick else LENGTHS)
     with checkpoint(LARGE) as (folder, large_parameters):
-        checks += _large(folder, repeats=1 if quick else 5, lengths=LENGTHS[:1] if quick else LENGTHS[1::2])
+        checks += _large(folder, attention, repeats=1 if quick else 5, lengths=LENGTHS[:1] if quick else LENGTHS[1::2])
     return report(
         "engine",
         checks,
@@ -111,17 +111,22 @@ def _small(folder: Path, *, repeats: int, lengths: Sequence[int]) -> tuple[list[
     return checks, attention
 
 
-def _large(folder: Path, *, repeats: int, lengths: Sequence[int]) -> list[Check]:
-    engine, reference, _ = _sides(folder)
+def _large(folder: Path, attention: str, *, repeats: int, lengths: Sequence[int]) -> list[Check]:
+    engine, reference = _engine(folder), GenerateSide(folder, attention)
+    reference.play(_equal(64, new_tokens=1))
     pairs = {length: _measure(engine, reference, _equal(length), repeats) for length in lengths}
     return _generate_checks("large_", pairs, target=None)
 
 
 def _sides(folder: Path) -> tuple[EngineSide, GenerateSide, str]:
     reference, attention = fastest_generate(folder, _equal(64, new_tokens=16))
+    return _engine(folder), reference, attention
+
+
+def _engine(folder: Path) -> EngineSide:
     engine = EngineSide(folder, sequences=SEQUENCES, max_context_tokens=MAX_CONTEXT_TOKENS)
-    engine.play(_equal(64))
-    return engine, reference, attention
+    engine.play(_equal(64, new_tokens=2))
+    return engine
 
 
 def _generate_checks(prefix: str, pairs: dict[int, Pair], *, target: str | None) -> list[Check]:
