@@ -14,11 +14,11 @@ from pearl.cluster.calls import LINGER_S, answer
 from pearl.cluster.kv_transport import ObjectStoreTransport, fetched, shifted
 from pearl.config.engine import EngineConfig
 from pearl.engine.embedded.threaded import ThreadedEngine
-from pearl.errors import WorkerLost
+from pearl.errors import EngineError, WorkerLost
 from pearl.ports import EngineInfo, EngineStats
 from pearl.records.ids import RequestId, TrajectoryId, WorkerId
 from pearl.records.training import LoadMode, LoadReport, Manifest
-from pearl.records.turn import Chunk, KvHandle, TurnRequest
+from pearl.records.turn import Chunk, EndReason, KvHandle, TurnRequest
 
 POLL_S = 1.0
 """An idle worker's event stream is asked again this often; events themselves arrive at once."""
@@ -69,10 +69,17 @@ class EngineActor:
             return await self._submit(self._engine, *arguments)
         if method == "interrupt":
             self._interrupted.update(self._fetching.intersection(*arguments))
+        elif method == "sleep":
+            self._interrupted.update(self._fetching)
         return await getattr(self._engine, method)(*arguments)
 
     async def _submit(self, engine: ThreadedEngine, requests: Sequence[TurnRequest]) -> None:
         engine.check_ids(requests)  # all or none, although they do not go together
+        for request in requests:
+            if request.id in self._fetching:
+                raise EngineError(
+                    f"worker {self._worker}: request {request.id}: this id is in use; want a new id per attempt"
+                )
         # What has no KV to fetch does not wait for what has, nor does KV that comes for KV that does not.
         handed = [shifted(request, time.monotonic()) for request in requests if request.kv is not None]
         self._fetching.update(request.id for request in handed)
@@ -81,9 +88,12 @@ class EngineActor:
 
     async def _submit_fetched(self, engine: ThreadedEngine, request: TurnRequest) -> None:
         try:
-            await engine.submit([await fetched(request)])
-            if request.id in self._interrupted:
-                await engine.interrupt([request.id])
+            request = await fetched(request)
+            if request.id not in self._interrupted:
+                await engine.submit([request])
+                return
+            self._chunks.append(Chunk.only_end(request, EndReason.INTERRUPTED))
+            self._said.set()
         finally:
             self._fetching.discard(request.id)
             self._interrupted.discard(request.id)

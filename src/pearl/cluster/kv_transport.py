@@ -62,7 +62,10 @@ class _Stored:
     """Read-only memory of the store once fetched, or bytes."""
 
     def blocks(self) -> list[Block]:
-        return [block for buffer in self.buffers for block in np.ndarray(self.shape, self.dtype, buffer)]
+        """Views; ValueError or TypeError when the parts do not fit together."""
+        if min(self.shape) < 0:
+            raise ValueError(f"blocks: got shape {self.shape}, want no negative number")
+        return [block for buffer in self.buffers for block in np.frombuffer(buffer, self.dtype).reshape(self.shape)]
 
 
 async def fetched(request: TurnRequest) -> TurnRequest:
@@ -72,7 +75,7 @@ async def fetched(request: TurnRequest) -> TurnRequest:
         return request
     # The engine refuses a handle without data, and the turn is computed from its tokens.
     data: list[Block] | None = None
-    with contextlib.suppress(RayError, TimeoutError, TypeError):
+    with contextlib.suppress(RayError, TimeoutError, TypeError, ValueError, OSError, RuntimeError):
         async with asyncio.timeout(FETCH_TIMEOUT_S):
             stored = handle.payload.data
             stored = stored if isinstance(stored, _Stored) else await stored

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from pearl.records.ids import HandleId, RequestId, TrajectoryId, WeightVersion, WorkerId
-from pearl.records.tokens import Floats, Tokens
+from pearl.records.tokens import Floats, TokenIds, Tokens
 
 
 class Mode(enum.Enum):
@@ -158,6 +158,19 @@ class Chunk:
     """Context tokens that went through the forward pass for this request so far; the rest came from a cache or a hand-off."""
     error: str | None = None
     """With `EndReason.FAILED`: what, where, got, allowed."""
+
+    @classmethod
+    def only_end(cls, request: TurnRequest, end: EndReason, error: str | None = None) -> Self:
+        """The one chunk of a request that nothing was generated for."""
+        return cls(
+            request=request.id,
+            start=len(request.context),
+            token_ids=TokenIds(),
+            logprobs=Floats(),
+            versions=Versions(),
+            end=end,
+            error=error,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ import pytest
 from pearl.cluster import engine_actor
 from pearl.cluster.engine_actor import EngineActor
 from pearl.config.engine import EngineConfig
+from pearl.errors import EngineError
 from pearl.records.ids import HandleId, RequestId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.tokens import TokenIds
 from pearl.records.turn import EndReason, KvHandle, Sampling, TurnRequest
@@ -88,6 +89,8 @@ def play(stage: Stage, work: Coroutine[Any, Any, None]) -> None:
             await stage.actor.start()
             try:
                 await work
+                assert not stage.actor._fetching
+                assert not stage.actor._interrupted
             finally:
                 await stage.actor.stop()
 
@@ -118,5 +121,43 @@ def test_an_interrupt_finds_a_request_whose_kv_is_on_its_way(stage: Stage) -> No
         stage.come("b")
         assert await stage.ends("a", "b") == {"a": EndReason.INTERRUPTED, "b": EndReason.LENGTH}
         await submitted
+
+    play(stage, work())
+
+
+def test_sleep_interrupts_a_request_whose_kv_is_on_its_way(stage: Stage) -> None:
+    async def work() -> None:
+        submitted = asyncio.create_task(stage.actor.call([], "submit", [request("a", handed=True)]))
+        await asyncio.sleep(0)
+        await stage.actor.call([], "sleep")
+        stage.come("a")
+        assert await stage.ends("a") == {"a": EndReason.INTERRUPTED}
+        await submitted
+
+    play(stage, work())
+
+
+def test_an_id_is_in_use_while_its_kv_is_on_its_way(stage: Stage) -> None:
+    async def work() -> None:
+        first = asyncio.create_task(stage.actor.call([], "submit", [request("a", handed=True)]))
+        await asyncio.sleep(0)
+        for handed in (True, False):
+            with pytest.raises(EngineError, match="request a: this id is in use"):
+                await stage.actor.call([], "submit", [request("b", handed=False), request("a", handed=handed)])
+        stage.come("a")
+        assert await stage.ends("a") == {"a": EndReason.LENGTH}, "b was not taken either"
+        await first
+
+    play(stage, work())
+
+
+def test_releases_come_before_the_call_that_they_travel_with(stage: Stage) -> None:
+    async def work() -> None:
+        actor = stage.actor
+        await actor.call([], "submit", [request("a", handed=False)])
+        await stage.ends("a")
+        held = (await actor.call([], "stats")).kv_used_tokens
+        after = (await actor.call([(TrajectoryId("a"), None)], "stats")).kv_used_tokens
+        assert (held > 0, after) == (True, 0)
 
     play(stage, work())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,29 @@ def test_what_comes_is_handed_on() -> None:
     assert second.tolist() == [[1, 1]] * 3
 
 
-@pytest.mark.parametrize("data", [_lost, _never, None, "no reference"], ids=["lost", "never", "none", "text"])
+async def _unreadable() -> object:
+    raise OSError(5, "Input/output error")
+
+
+def _inline(**changes: Any) -> object:
+    return replace(ObjectStoreTransport().put([np.ones((3, 2), dtype=np.float32)] * 2), **changes)
+
+
+DAMAGED = {
+    "lost": _lost,
+    "never": _never,
+    "unreadable": _unreadable,
+    "none": None,
+    "text": "no reference",
+    "negative shape": _inline(shape=(-1, 3, 2)),
+    "no buffer": _inline(buffers=[None]),
+    "too long": _inline(buffers=[bytes(52)]),
+    "too short": _inline(buffers=[bytes(44)]),
+    "another type": _inline(dtype="nonsense"),
+}
+
+
+@pytest.mark.parametrize("data", DAMAGED.values(), ids=DAMAGED)
 def test_what_does_not_come_leaves_nothing(monkeypatch: pytest.MonkeyPatch, data: Any) -> None:
     monkeypatch.setattr(kv_transport, "FETCH_TIMEOUT_S", 0.05)
     assert fetch(data) is None

@@ -26,8 +26,6 @@ class CompiledOperations:
         self.rotation = torch.view_as_real(rotation).contiguous().numpy()
         self.epsilon = np.float32(architecture.norm_epsilon)
         self.no_gains = np.empty((0, architecture.head_dim), dtype=np.float32)
-        self.head = np.empty(architecture.head_dim, dtype=np.float32)
-        """Room for one head."""
 
     def iteration(self, cache: KvCache, batch: Batch) -> Iteration:
         """Prepare for the new tokens of a batch."""
@@ -45,6 +43,8 @@ class _CompiledIteration:
         chunks = batch.behind(self._singles)
         self._groups = groups_of(chunks, cache.blocks, a.heads // a.kv_heads) if len(chunks.counts) else ()
         self._seen = [group.seen(cache.blocks) for group in self._groups]
+        # Room to compute in is the iteration's own: a model may serve several engines.
+        self._head = np.empty(a.head_dim, dtype=np.float32)
         self._scores = np.empty((a.heads // a.kv_heads, cache.blocks.shape[-2]), dtype=np.float32)
 
     def norm(self, rows: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class _CompiledIteration:
             self._blocks[layer],
             a.heads,
             operations.epsilon,
-            operations.head,
+            self._head,
         )
         out = heads.new_empty(len(heads), a.heads * a.head_dim)
         kernels.attend(

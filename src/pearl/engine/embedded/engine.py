@@ -30,15 +30,20 @@ from pearl.engine.embedded.weights import Place, release_memory
 from pearl.errors import ConfigError, EngineError, WeightsError
 from pearl.ports import EngineInfo, EngineStats
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion, WorkerId
-from pearl.records.tokens import Floats, TokenIds
+from pearl.records.tokens import TokenIds
 from pearl.records.training import LoadMode, LoadReport, Manifest
-from pearl.records.turn import Chunk, EndReason, KvHandle, Mode, TurnRequest, Versions
+from pearl.records.turn import Chunk, EndReason, KvHandle, Mode, TurnRequest
 
 _log = logging.getLogger(__name__)
 
 FIRST_WORKER = WorkerId(0)
 INITIAL_VERSION = WeightVersion(0)
 """Of the weights in the model folder."""
+
+_NOT_FINITE = (
+    "the model's logits are not finite: its weights have diverged, or KV that was handed over or kept is of such weights; "
+    "load sound ones, and send the whole context"
+)
 
 
 class EmbeddedEngine:
@@ -125,11 +130,11 @@ class EmbeddedEngine:
                 fault = f"got a value that cannot be used: {error}"
             if fault is None and len(request.context) == self._limit:
                 # A turn that is continued elsewhere may have grown to the limit there.
-                self._ended.append(_without_tokens(request, EndReason.LENGTH))
+                self._ended.append(Chunk.only_end(request, EndReason.LENGTH))
             elif fault is None:
                 self._scheduler.add(request)
             else:
-                self._ended.append(_without_tokens(request, EndReason.FAILED, f"{self._name(request.id)}: {fault}"))
+                self._ended.append(Chunk.only_end(request, EndReason.FAILED, f"{self._name(request.id)}: {fault}"))
 
     def interrupt(self, ids: Sequence[RequestId]) -> None:
         """End requests with the tokens that they have; unknown ids are ignored."""
@@ -140,7 +145,7 @@ class EmbeddedEngine:
                 continue
             request = self._scheduler.withdraw(request_id)
             if request is not None:
-                self._ended.append(_without_tokens(request, EndReason.INTERRUPTED))
+                self._ended.append(Chunk.only_end(request, EndReason.INTERRUPTED))
 
     def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
         """Take a handle back if one is given, else forget a trajectory's prefix, at the end of its request if one runs."""
@@ -164,7 +169,11 @@ class EmbeddedEngine:
             where = f"worker {self._worker}: load of version {manifest.version}"
             raise WeightsError(f"{where}: {error}; the old weights stay") from error
         self._version, self._load_mode, self._unready = manifest.version, mode, None
-        recomputed = self._table.forget_kv() if mode is LoadMode.RECOMPUTE else 0
+        recomputed = 0
+        if mode is LoadMode.RECOMPUTE:
+            recomputed = self._table.forget_kv()
+            for slot in range(self._slots):
+                self._cache.clear(slot)
         return LoadReport(
             version=manifest.version,
             load_s=time.perf_counter() - began_s,
@@ -219,9 +228,9 @@ class EmbeddedEngine:
         cache = self._cache
         if cache is None:
             return False
-        for slot in self._scheduler.admit():
-            cache.clear(slot)
+        self._scheduler.admit()
         for slot in self._scheduler.take_started():
+            cache.clear(slot, int(self._table.cached[slot]))
             self._import(cache, slot)
         batch = self._scheduler.batch()
         if batch is None:
@@ -279,7 +288,7 @@ class EmbeddedEngine:
         table = self._table
         if not drawn.finite.all():
             for slot in slots[~drawn.finite].tolist():
-                self._fail(slot, "the model's logits are not finite; the weights have diverged, load sound ones")
+                self._fail(slot, _NOT_FINITE)
             slots, drawn = slots[drawn.finite], drawn.only(drawn.finite)
         at = table.length[slots]
         table.token_ids[slots, at] = drawn.token_ids
@@ -340,7 +349,7 @@ class EmbeddedEngine:
     def _fail(self, slot: int, fault: str) -> None:
         name = self._name(self._table.request(slot).id)
         self._ended.append(self._chunk(slot, EndReason.FAILED, f"{name}: {fault}"))
-        self._table.end(slot, keep=False)  # whoever takes the slot next clears it
+        self._table.end(slot, keep=False)  # the next request in this slot clears it
 
     def _chunk(
         self, slot: int, end: EndReason | None = None, error: str | None = None, kv: KvHandle | None = None
@@ -379,15 +388,3 @@ class EmbeddedEngine:
 
     def _name(self, request: RequestId) -> str:
         return f"worker {self._worker}: request {request}"
-
-
-def _without_tokens(request: TurnRequest, end: EndReason, error: str | None = None) -> Chunk:
-    return Chunk(
-        request=request.id,
-        start=len(request.context),
-        token_ids=TokenIds(),
-        logprobs=Floats(),
-        versions=Versions(),
-        end=end,
-        error=error,
-    )

@@ -6,12 +6,15 @@ everywhere. No index is checked: callers pass what the engine's own tables say.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
 import numpy.typing as npt
+
+_log = logging.getLogger(__name__)
 
 F = TypeVar("F", bound=Callable[..., None])
 Floats = npt.NDArray[np.float32]
@@ -26,8 +29,9 @@ def _compiled(signature: str) -> Callable[[F], F]:
         options: dict[str, Any] = {"fastmath": _FAST, "nogil": True}
         try:
             return numba.njit(signature, cache=True, **options)(function)  # type: ignore[no-any-return]
-        except RuntimeError:
-            # Nowhere to keep what is compiled: again in the next process, then.
+        except Exception as error:
+            # Nowhere to keep what is compiled, a full disk, damaged files: whatever it is, it need not be kept.
+            _log.warning("compiled loops are not kept: %s: %s", type(error).__name__, error)
             return numba.njit(signature, **options)(function)  # type: ignore[no-any-return]
 
     return compile_

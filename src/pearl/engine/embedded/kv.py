@@ -196,8 +196,9 @@ def _data_fault(name: str, data: Any, handle: KvHandle, model: Model) -> str | N
         return f"{name}: got {type(blocks).__name__} in the place of its blocks, want them fetched"
     a = model.architecture
     want = (handle.tokens - handle.start, a.head_dim)
-    fits = len(blocks) == 2 * a.layers * a.kv_heads and all(block.shape == want for block in blocks)
-    return None if fits else f"{name}: its blocks are not of shape {want}; send the whole context"
+    kind = np.dtype(np.int16 if model.place.dtype is torch.bfloat16 else np.float32)
+    fits = len(blocks) == 2 * a.layers * a.kv_heads and all(b.shape == want and b.dtype == kind for b in blocks)
+    return None if fits else f"{name}: its blocks are not {kind} of shape {want}; send the whole context"
 
 
 def _blocks(cache: KvCache, slot: int, part: slice) -> list[Block]:

@@ -40,10 +40,12 @@ class KvCache:
         """Say that positions before `ends` were written to."""
         self._written[slots] = np.maximum(self._written[slots], ends)
 
-    def clear(self, slot: int) -> None:
-        """Zero what was written of a slot."""
-        self.blocks[:, :, slot, :, : self._written[slot]] = 0
-        self._written[slot] = 0
+    def clear(self, slot: int, start: int = 0) -> None:
+        """Zero what was written of a slot from a position on."""
+        end = int(self._written[slot])
+        if start < end:
+            self.blocks[:, :, slot, :, start:end] = 0
+            self._written[slot] = start
 
     def rows(self, batch: Batch) -> Tensor:
         """Rows of `layers` that each new token's keys and values belong in, by head; shape `[N 2 kv_heads]`."""

@@ -6,6 +6,7 @@ decode iteration would cost more than its matrix products.
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -17,6 +18,8 @@ from pearl.engine.embedded.attention import Batch, groups_of
 from pearl.engine.embedded.kv_cache import KvCache
 
 COMPILER = "numba"
+
+_log = logging.getLogger(__name__)
 
 
 class Iteration(Protocol):
@@ -49,8 +52,11 @@ def compiled_operations(architecture: Architecture, rotation: Tensor) -> Operati
     """Compiled operations for float32 on a CPU; None where there is no compiler."""
     if find_spec(COMPILER) is None:
         return None
-    from pearl.engine.embedded.compiled import CompiledOperations
-
+    try:
+        from pearl.engine.embedded.compiled import CompiledOperations
+    except ImportError as error:
+        _log.warning("%s is installed but cannot be used, torch is slower: %s", COMPILER, error)
+        return None
     return CompiledOperations(architecture, rotation)
 
 
@@ -114,8 +120,9 @@ class _Norm:
 
     def __call__(self, values: Tensor) -> Tensor:
         exact = values.float()
-        if len(self._epsilon) != len(exact):
+        epsilon = self._epsilon
+        if len(epsilon) != len(exact):
             # Kept at its full size: spreading it out takes a third of the time of a call.
-            self._epsilon = exact.new_full((len(exact), 1), self._value)
-        scale = torch.addmm(self._epsilon, exact * exact, self._mean).rsqrt_()
+            epsilon = self._epsilon = exact.new_full((len(exact), 1), self._value)
+        scale = torch.addmm(epsilon, exact * exact, self._mean).rsqrt_()
         return (exact * scale).to(values.dtype)

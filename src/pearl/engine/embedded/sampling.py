@@ -39,7 +39,7 @@ class Draw:
     logprobs: npt.NDArray[np.float32]
     """Shape `[n]`: under the tempered distribution that the token was drawn from; 0 when greedy."""
     finite: npt.NDArray[np.bool_]
-    """Shape `[n]`: False where the logits hold a NaN or an infinity, and the token means nothing."""
+    """Shape `[n]`: False where a NaN or an infinity above all others left nothing to draw from; the token means nothing."""
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Draw:
         """The draws of some sequences; `chosen` has shape `[n]`."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from pearl.config.engine import EngineConfig
 from pearl.engine.embedded.engine import EmbeddedEngine
 from pearl.engine.embedded.sampling import uniform
 from pearl.errors import ConfigError
+from pearl.records.ids import TrajectoryId
+from pearl.records.training import LoadMode
 from pearl.records.turn import EndReason
 
 MakeEngine = Callable[..., EmbeddedEngine]
@@ -320,3 +324,45 @@ def test_idle_engine_does_nothing(make_engine: MakeEngine) -> None:
 def test_longer_contexts_than_the_model_has_positions_are_refused(make_engine: MakeEngine) -> None:
     with pytest.raises(ConfigError, match=r"engine.max_context_tokens: got 513, want <= 512"):
         make_engine(max_context_tokens=513)
+
+
+# -- what a slot held before --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", ["a", "c"], ids=["the same trajectory", "the next one"])
+def test_what_a_slot_held_before_is_seen_by_nobody(make_engine: MakeEngine, kit: Any, who: str) -> None:
+    """Not even as zero times what is not finite, which weights that have diverged may leave.
+
+    The company makes attention look beyond the sequence's own end, because both chunks are about as long.
+    """
+    engine, new, long = make_engine(), kit.tokens(2, 20), kit.tokens(3, 79)
+    kit.generate(engine, kit.request("b", long[:60], new=1, trajectory="b"))
+    kit.generate(engine, kit.request("a", kit.tokens(1, 70), new=2, trajectory="a"))
+    slot = engine._table.slot_of(TrajectoryId("a"))
+    assert engine._cache is not None
+    engine._cache.blocks[:, :, slot, :, 20:71] = np.nan
+    if who == "c":
+        engine.release(TrajectoryId("a"))
+    got = kit.generate(engine, kit.request("c", new, trajectory=who), kit.request("d", long, trajectory="b"))["c"]
+    assert engine._table.slot_of(TrajectoryId(who)) == slot
+    want = kit.generate(make_engine(), kit.request("c", new))["c"]
+    assert (got.error, got.ids) == (None, want.ids)
+
+
+def test_what_old_weights_computed_is_not_seen_by_what_is_computed_again(
+    folder: Path, make_engine: MakeEngine, kit: Any, tmp_path: Path
+) -> None:
+    """The second of two sequences is cut, and the first one's chunk reaches a little further."""
+    engine = make_engine(prefill_chunk_tokens=100)
+    first, second = kit.request("d", kit.tokens(1, 50)), kit.request("c", kit.tokens(2, 68))
+    engine.submit([first, second])
+    for _ in range(3):
+        engine.step()
+    slot = engine._table.slot_of(second.trajectory)
+    assert engine._cache is not None
+    engine._cache.blocks[:, :, slot, :, 48:69] = np.nan
+    tensors = load_file(folder / "model.safetensors")
+    engine.load(kit.publish(tmp_path / "w.safetensors", tensors, 1), LoadMode.RECOMPUTE)
+    got = kit.drain(engine)["c"]
+    want = kit.generate(make_engine(), second)["c"]
+    assert (got.error, got.ids) == (None, want.ids)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -118,12 +122,17 @@ def test_large_scores_do_not_overflow_and_nan_stays_nan(scene: dict[str, Any]) -
     assert np.isfinite(out[[0, 2]]).all()
 
 
-def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "fault", [RuntimeError("no locator"), OSError(28, "No space left"), EOFError("Ran out of input")]
+)
+def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
     njit = numba.njit
 
     def nowhere(*arguments: Any, cache: bool = False, **options: Any) -> Any:
         if cache:
-            raise RuntimeError("cannot cache function: no locator available")
+            raise fault
         return njit(*arguments, **options)
 
     monkeypatch.setattr(numba, "njit", nowhere)
@@ -136,3 +145,31 @@ def test_where_nothing_can_be_kept_it_is_compiled_all_the_same(monkeypatch: pyte
     row = np.ones(2, dtype=np.float32)
     double(row)
     assert row.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("keep", [0, 100])
+def test_damaged_files_are_not_used(tmp_path: Path, keep: int) -> None:
+    """In processes of their own, as engines are; the loops must work, whatever is found."""
+    work = (
+        "import numpy as np; from pearl.engine.embedded import kernels; out = np.ones(3, dtype=np.float32);"
+        "kernels.softmax(out); print(out.sum())"
+    )
+
+    def engine() -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", work],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert engine() == "1.0"
+    files = list(tmp_path.rglob("*.nb?"))
+    assert len(files) >= 8
+    for path in files:
+        path.write_bytes(path.read_bytes()[:keep])
+    assert engine() == "1.0"

@@ -242,6 +242,19 @@ def test_a_release_of_a_handle_keeps_the_prefix(engines: Engines, kit: Any) -> N
     assert cold.computed == 31
 
 
+def test_what_was_imported_is_cleared_even_if_nothing_was_computed(engines: Engines, kit: Any) -> None:
+    context = kit.tokens(1, 30)
+    first, kv = engines.run(engines.prefill, kit.request("p", context, mode=Mode.PREFILL))
+    cache = engines.decode._cache
+    assert cache is not None
+    engines.decode.submit([kit.request("d", context + first.ids, mode=Mode.DECODE, kv=kv)])
+    (slot,) = engines.decode._scheduler.admit()
+    engines.decode._import(cache, slot)
+    assert cache.blocks[:, :, slot, :, 29].all()
+    cache.clear(slot)
+    assert not cache.blocks.any()
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -251,7 +264,13 @@ def test_a_release_of_a_handle_keeps_the_prefix(engines: Engines, kit: Any) -> N
         (lambda kv: replace(kv, payload=replace(kv.payload, layout="1x1x1 torch.float32")), "got layout 1x1x1"),
         (lambda kv: replace(kv, payload=replace(kv.payload, data=None)), "was released, or its owner is gone"),
         (lambda kv: replace(kv, payload=replace(kv.payload, data="ref")), "got str in the place of its blocks"),
-        (lambda kv: replace(kv, payload=replace(kv.payload, data=[])), "its blocks are not of shape"),
+        (lambda kv: replace(kv, payload=replace(kv.payload, data=[])), "its blocks are not float32 of shape"),
+        (
+            lambda kv: replace(
+                kv, payload=replace(kv.payload, data=[block.view(np.int32) for block in kv.payload.data.blocks])
+            ),
+            "its blocks are not float32 of shape",
+        ),
         (lambda kv: replace(kv, tokens=99), "got KV of tokens 0 .. 99, want a beginning of the context"),
         (lambda kv: replace(kv, start=31), "got KV of tokens 31 .. 30"),
         (lambda kv: replace(kv, tokens=29), "got KV of other tokens"),

@@ -380,3 +380,12 @@ def test_one_thread_and_float32_are_compiled_the_rest_runs_on_torch(
     used.clear()
     Runner(narrow, {0: kit.tokens(2, 5)}).run({0: 5})
     assert not used
+
+
+def test_a_compiler_that_cannot_be_used_is_said_and_done_without(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, operations: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "pearl.engine.embedded.compiled", None)
+
+    assert Model.read(folder)._compiled is None
+    assert ("numba is installed but cannot be used" in caplog.text) == (operations == "compiled")
