@@ -18,7 +18,6 @@ cache has 128 runs of memory per context (16 layers, 4 KV heads, keys and values
 from __future__ import annotations
 
 import argparse
-import itertools
 import statistics
 import sys
 import time
@@ -200,9 +199,8 @@ def _measure(actors: Mapping[str, Any], size_bytes: int, repeats: int, *, in_tur
     }
     taken_s: dict[str, list[float]] = {way: [] for way in ways}
     each = range(-WARM_UP, repeats)
-    order = (
-        itertools.product(each, ways) if in_turn else ((repeat, way) for way, repeat in itertools.product(ways, each))
-    )
+    in_rows = [(repeat, way) for way in ways for repeat in each]
+    order = [(repeat, way) for repeat in each for way in ways] if in_turn else in_rows
     for repeat, way in order:
         began_s = time.perf_counter()
         unfinished = ways[way]()

@@ -11,43 +11,16 @@ import ray
 
 from pearl.cluster.kv_transport import INLINE_BYTES, ObjectStoreTransport, fetched
 from pearl.engine.embedded.kv import Block, KvPayload
-from pearl.records.ids import HandleId, RequestId, TrajectoryId, WeightVersion, WorkerId
-from pearl.records.tokens import TokenIds
-from pearl.records.turn import KvHandle, Mode, Sampling, TurnRequest
+from tests import handoffs
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("local_ray")]
 
 
-def decode_from(data: Any) -> TurnRequest:
-    payload = KvPayload(model_hash="m", epoch=0, layout="l", context_hash="c", data=data)
-    handle = KvHandle(
-        id=HandleId("h"),
-        owner=WorkerId(0),
-        epoch=0,
-        tokens=3,
-        size_bytes=1,
-        version=WeightVersion(0),
-        expires_s=1e9,
-        payload=payload,
-    )
-    return TurnRequest(
-        id=RequestId("r"),
-        trajectory=TrajectoryId("t"),
-        turn=0,
-        context=TokenIds([1, 2, 3, 4]),
-        sampling=Sampling(seed=0),
-        max_new_tokens=1,
-        min_version=WeightVersion(0),
-        mode=Mode.DECODE,
-        kv=handle,
-    )
-
-
 def arrived(data: Any) -> list[Block] | None:
-    handle = asyncio.run(fetched(decode_from(data))).kv
-    assert handle is not None
-    assert isinstance(handle.payload, KvPayload)
-    blocks: list[Block] | None = handle.payload.data
+    kv = asyncio.run(fetched(handoffs.request(handoffs.handle(handoffs.payload(data), expires_s=1e9)))).kv
+    assert kv is not None
+    assert isinstance(kv.payload, KvPayload)
+    blocks: list[Block] | None = kv.payload.data
     return blocks
 
 

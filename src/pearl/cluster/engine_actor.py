@@ -14,7 +14,7 @@ from pearl.cluster.calls import LINGER_S, answer
 from pearl.cluster.kv_transport import ObjectStoreTransport, fetched, shifted
 from pearl.config.engine import EngineConfig
 from pearl.engine.embedded.threaded import ThreadedEngine
-from pearl.errors import EngineError, WorkerLost
+from pearl.errors import WorkerLost
 from pearl.ports import EngineInfo, EngineStats
 from pearl.records.ids import RequestId, TrajectoryId, WorkerId
 from pearl.records.training import LoadMode, LoadReport, Manifest
@@ -74,12 +74,7 @@ class EngineActor:
         return await getattr(self._engine, method)(*arguments)
 
     async def _submit(self, engine: ThreadedEngine, requests: Sequence[TurnRequest]) -> None:
-        engine.check_ids(requests)  # all or none, although they do not go together
-        for request in requests:
-            if request.id in self._fetching:
-                raise EngineError(
-                    f"worker {self._worker}: request {request.id}: this id is in use; want a new id per attempt"
-                )
+        engine.check_ids(requests, self._fetching)  # all or none, although they do not go together
         # What has no KV to fetch does not wait for what has, nor does KV that comes for KV that does not.
         handed = [shifted(request, time.monotonic()) for request in requests if request.kv is not None]
         self._fetching.update(request.id for request in handed)

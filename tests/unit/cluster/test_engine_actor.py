@@ -13,35 +13,18 @@ from pearl.cluster import engine_actor
 from pearl.cluster.engine_actor import EngineActor
 from pearl.config.engine import EngineConfig
 from pearl.errors import EngineError
-from pearl.records.ids import HandleId, RequestId, TrajectoryId, WeightVersion, WorkerId
-from pearl.records.tokens import TokenIds
-from pearl.records.turn import EndReason, KvHandle, Sampling, TurnRequest
+from pearl.records.ids import RequestId, TrajectoryId
+from pearl.records.turn import EndReason, Mode, TurnRequest
+from tests import handoffs
+from tests.handoffs import handle
 from tests.models import make_folder
 
 ENGINE = EngineConfig(max_sequences=4, max_context_tokens=64)
 
 
 def request(name: str, *, handed: bool) -> TurnRequest:
-    handle = KvHandle(
-        id=HandleId(name),
-        owner=WorkerId(9),
-        epoch=0,
-        tokens=3,
-        size_bytes=1,
-        version=WeightVersion(0),
-        expires_s=1e9,
-        payload=None,
-    )
-    return TurnRequest(
-        id=RequestId(name),
-        trajectory=TrajectoryId(name),
-        turn=0,
-        context=TokenIds([2, 3, 4]),
-        sampling=Sampling(seed=0),
-        max_new_tokens=4,
-        min_version=WeightVersion(0),
-        kv=handle if handed else None,
-    )
+    kv = handle(None, expires_s=1e9) if handed else None
+    return handoffs.request(kv, name=name, mode=Mode.COLOCATED, max_new_tokens=4)
 
 
 class Stage:

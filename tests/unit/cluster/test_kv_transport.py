@@ -14,40 +14,10 @@ from ray.exceptions import ObjectLostError
 from pearl.cluster import kv_transport
 from pearl.cluster.kv_transport import ObjectStoreTransport, fetched, shifted
 from pearl.engine.embedded.kv import KvPayload
-from pearl.records.ids import HandleId, RequestId, TrajectoryId, WeightVersion, WorkerId
+from pearl.records.ids import RequestId
 from pearl.records.tokens import Floats, TokenIds
-from pearl.records.turn import Chunk, KvHandle, Mode, Sampling, TurnRequest, Versions
-
-
-def handle(payload: object) -> KvHandle:
-    return KvHandle(
-        id=HandleId("h"),
-        owner=WorkerId(1),
-        epoch=0,
-        tokens=3,
-        size_bytes=24,
-        version=WeightVersion(0),
-        expires_s=50.0,
-        payload=payload,
-    )
-
-
-def payload(data: object) -> KvPayload:
-    return KvPayload(model_hash="m", epoch=0, layout="l", context_hash="c", data=data)
-
-
-def request(kv: KvHandle | None) -> TurnRequest:
-    return TurnRequest(
-        id=RequestId("r"),
-        trajectory=TrajectoryId("t"),
-        turn=0,
-        context=TokenIds([1, 2, 3, 4]),
-        sampling=Sampling(seed=0),
-        max_new_tokens=1,
-        min_version=WeightVersion(0),
-        mode=Mode.DECODE,
-        kv=kv,
-    )
+from pearl.records.turn import Chunk, Versions
+from tests.handoffs import handle, payload, request
 
 
 def fetch(data: Callable[[], Awaitable[object]] | object) -> Any:

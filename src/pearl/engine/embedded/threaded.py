@@ -13,7 +13,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -105,8 +105,8 @@ class ThreadedEngine:
         taken = tuple(requests)
         self._commands.put(lambda engine: engine.submit(taken))
 
-    def check_ids(self, requests: Sequence[TurnRequest]) -> None:
-        """Whether `submit` would take these requests together.
+    def check_ids(self, requests: Sequence[TurnRequest], others: Set[RequestId] = frozenset()) -> None:
+        """Whether `submit` would take these requests together, after `others`.
 
         Raises:
             WorkerLost: the thread is gone.
@@ -114,8 +114,9 @@ class ThreadedEngine:
         """
         self._check_alive()
         ids = [request.id for request in requests]
-        if len(set(ids)) < len(ids) or not self._open.isdisjoint(ids):
-            twice = [request_id for request_id in ids if request_id in self._open or ids.count(request_id) > 1]
+        if len(set(ids)) < len(ids) or not self._open.isdisjoint(ids) or not others.isdisjoint(ids):
+            used = self._open | others
+            twice = [request_id for request_id in ids if request_id in used or ids.count(request_id) > 1]
             raise EngineError(
                 f"worker {self._worker}: request {twice[0]}: this id is in use; want a new id per attempt"
             )
