@@ -141,10 +141,10 @@ def test_damage_in_flight_shows(folder: Path) -> None:
             assert first.kv is not None
             good = turn("d", context + said(first)[0], 1, mode=Mode.DECODE, kv=first.kv)
             sound = await engines.decode.generate(good)
-            blocks = [block.copy() for block in (await first.kv.payload.data).blocks()]  # type: ignore[attr-defined]
-            for block in blocks:
-                block[16:32] *= -1
-            payload = replace(first.kv.payload, data=ObjectStoreTransport().put(blocks))  # type: ignore[type-var]
+            stored = await first.kv.payload.data  # type: ignore[attr-defined]
+            exported = np.stack(stored.blocks()).reshape(stored.shape)
+            exported[..., 16:32, :] *= -1
+            payload = replace(first.kv.payload, data=ObjectStoreTransport().put(exported))  # type: ignore[type-var]
             bad = replace(good, id=RequestId("e"), trajectory=TrajectoryId("u"), kv=replace(first.kv, payload=payload))
             damaged = await engines.decode.generate(bad)
             assert damaged.end is EndReason.LENGTH

@@ -1,6 +1,6 @@
 """KV between engines in different processes: through Ray's object store, and handles that expire by anybody's clock.
 
-The owner's engine thread puts the blocks of its cache straight into the store, which is the one copy on its side; the
+The owner's engine thread puts the runs of its cache straight into the store, which is the one copy on its side; the
 importer's process maps the object and its engine copies from there into its own cache. The pipeline only ever sees the
 reference, inside a payload that it does not look into. What is small travels in the payload itself.
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pickle import PickleBuffer
 from typing import Any, TypeVar
@@ -20,7 +19,7 @@ import numpy as np
 import ray
 from ray.exceptions import RayError
 
-from pearl.engine.embedded.kv import Block, KvPayload
+from pearl.engine.embedded.kv import Block, Blocks, KvPayload, runs
 from pearl.records.turn import Chunk, TurnRequest
 from pearl.units import KIB
 
@@ -41,31 +40,31 @@ class ObjectStoreTransport:
     def __init__(self, inline_bytes: int = INLINE_BYTES) -> None:
         self._inline_bytes = inline_bytes
 
-    def put(self, blocks: Sequence[Block]) -> Any:
-        """Copy blocks into the store and give the reference; few bytes are given themselves."""
-        shape, dtype = blocks[0].shape, blocks[0].dtype.str
-        if sum(block.nbytes for block in blocks) <= self._inline_bytes:
-            return _Stored(shape=(len(blocks), *shape), dtype=dtype, buffers=[b"".join(map(bytes, blocks))])
+    def put(self, exported: Block) -> Any:
+        """Copy an export into the store, run by run, and give the reference; few bytes are given themselves."""
+        shape, dtype = exported.shape, exported.dtype.str
+        if exported.nbytes <= self._inline_bytes:
+            return _Stored(shape=shape, dtype=dtype, buffers=exported.tobytes())
         # Ray copies bare buffers as they are; an array each would first be described by Python, twenty microseconds apiece.
-        buffers = [PickleBuffer(np.ascontiguousarray(block).data) for block in blocks]
-        return ray.put(_Stored(shape=(1, *shape), dtype=dtype, buffers=buffers))
+        return ray.put(_Stored(shape=shape, dtype=dtype, buffers=[PickleBuffer(run.data) for run in runs(exported)]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """Blocks of one shape on their way."""
+    """An export on its way."""
 
     shape: tuple[int, ...]
-    """Blocks in a buffer, and the shape of each."""
     dtype: str
-    buffers: list[Any]
-    """Read-only memory of the store once fetched, or bytes."""
+    buffers: Any
+    """All of it as bytes, or a list of its runs: read-only memory of the store once fetched."""
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> Blocks:
         """Views; ValueError or TypeError when the parts do not fit together."""
         if min(self.shape) < 0:
             raise ValueError(f"blocks: got shape {self.shape}, want no negative number")
-        return [block for buffer in self.buffers for block in np.frombuffer(buffer, self.dtype).reshape(self.shape)]
+        if isinstance(self.buffers, bytes):
+            return np.frombuffer(self.buffers, self.dtype).reshape(self.shape)
+        return [np.frombuffer(buffer, self.dtype).reshape(self.shape[-2:]) for buffer in self.buffers]
 
 
 async def fetched(request: TurnRequest) -> TurnRequest:
@@ -74,7 +73,7 @@ async def fetched(request: TurnRequest) -> TurnRequest:
     if handle is None or not isinstance(handle.payload, KvPayload):
         return request
     # The engine refuses a handle without data, and the turn is computed from its tokens.
-    data: list[Block] | None = None
+    data: Blocks | None = None
     with contextlib.suppress(RayError, TimeoutError, TypeError, ValueError, OSError, RuntimeError):
         async with asyncio.timeout(FETCH_TIMEOUT_S):
             stored = handle.payload.data

@@ -34,7 +34,7 @@ async def _blocks() -> object:
     """What the transport puts into the store."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(kv_transport.ray, "put", lambda stored: stored)
-        return ObjectStoreTransport(inline_bytes=0).put([np.arange(6.0).reshape(3, 2), np.ones((3, 2))])
+        return ObjectStoreTransport(inline_bytes=0).put(np.arange(12.0).reshape(1, 2, 1, 3, 2))
 
 
 async def _lost() -> object:
@@ -48,7 +48,7 @@ async def _never() -> object:
 def test_what_comes_is_handed_on() -> None:
     first, second = fetch(_blocks)
     assert first.tolist() == [[0, 1], [2, 3], [4, 5]]
-    assert second.tolist() == [[1, 1]] * 3
+    assert second.tolist() == [[6, 7], [8, 9], [10, 11]]
 
 
 async def _unreadable() -> object:
@@ -56,7 +56,7 @@ async def _unreadable() -> object:
 
 
 def _inline(**changes: Any) -> object:
-    return replace(ObjectStoreTransport().put([np.ones((3, 2), dtype=np.float32)] * 2), **changes)
+    return replace(ObjectStoreTransport().put(np.ones((1, 2, 1, 3, 2), dtype=np.float32)), **changes)
 
 
 DAMAGED = {
@@ -65,10 +65,13 @@ DAMAGED = {
     "unreadable": _unreadable,
     "none": None,
     "text": "no reference",
-    "negative shape": _inline(shape=(-1, 3, 2)),
-    "no buffer": _inline(buffers=[None]),
-    "too long": _inline(buffers=[bytes(52)]),
-    "too short": _inline(buffers=[bytes(44)]),
+    "negative shape": _inline(shape=(-1, 2, 1, 3, 2)),
+    "no shape": _inline(shape=()),
+    "no buffer": _inline(buffers=None),
+    "no run": _inline(buffers=[None]),
+    "run too long": _inline(buffers=[bytes(28)]),
+    "too long": _inline(buffers=bytes(52)),
+    "too short": _inline(buffers=bytes(44)),
     "another type": _inline(dtype="nonsense"),
 }
 

@@ -1,15 +1,16 @@
 """KV on its way from one engine to another: what is exported, and what makes an import impossible.
 
-A payload holds one block of numbers `[tokens, head_dim]` for each layer and KV head, keys first: the runs that are
-contiguous in the cache, so that a transport copies them once, straight from the cache to where they travel. How they travel
-is the transport's: `CopyTransport` keeps a copy in this process; another one puts them where other processes can read them,
-and whoever receives the request there fetches them before the engine sees it.
+What is exported is a view of the cache, `[layers, 2, kv_heads, tokens, head_dim]`, so that a transport copies it once, straight
+from the cache to where it travels. How it travels is the transport's: `CopyTransport` keeps a copy in this process; another
+one puts it where other processes can read it, and whoever receives the request there fetches it before the engine sees it.
+What arrives is one array again, or its runs, which are contiguous in the cache: a `[tokens, head_dim]` for each layer, side and
+KV head.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,7 +26,9 @@ from pearl.records.tokens import TokenIds
 from pearl.records.turn import KvHandle, Mode, TurnRequest
 
 Block = npt.NDArray[Any]
-"""Keys or values of one layer and KV head, shape `[tokens, head_dim]`, in the engine's precision (bfloat16 as its bits)."""
+"""Keys and values, or a run of them, in the engine's precision (bfloat16 as its bits)."""
+Blocks = Block | list[Block]
+"""All of them at once, or run by run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,29 +43,34 @@ class KvPayload:
     context_hash: str
     """Of the token ids whose KV this is, the left-out ones included."""
     data: Any
-    """What the transport made of the blocks; a list of blocks once fetched, None when it was taken back."""
+    """What the transport made of the export; `Blocks` once fetched, None when it was taken back."""
 
 
 class KvTransport(Protocol):
-    """Takes exported blocks to where an importer can fetch them."""
+    """Takes exports to where an importer can fetch them."""
 
-    def put(self, blocks: Sequence[Block]) -> Any:
-        """Take blocks, which are views of the cache and change afterwards, and give what travels in their place."""
+    def put(self, exported: Block) -> Any:
+        """Take a view of the cache, which changes afterwards, and give what travels in its place."""
 
 
 class Parcel:
-    """Blocks in this process; empty when taken back."""
+    """An export in this process; empty when taken back."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        self.blocks: list[Block] | None = [block.copy() for block in blocks]
+    def __init__(self, exported: Block) -> None:
+        self.blocks: Block | None = exported.copy()
 
 
 class CopyTransport:
     """For engines in one process."""
 
-    def put(self, blocks: Sequence[Block]) -> Parcel:
-        """Copy blocks."""
-        return Parcel(blocks)
+    def put(self, exported: Block) -> Parcel:
+        """Copy it."""
+        return Parcel(exported)
+
+
+def runs(exported: Block) -> list[Block]:
+    """By layer, side and head: views."""
+    return [run for layer in exported for side in layer for run in side]
 
 
 def context_hash(token_ids: TokenIds) -> str:
@@ -102,8 +110,8 @@ class KvExports:
         """Export the KV of `token_ids`, which a slot holds, from `request.export_from` on."""
         self.expire(now_s)
         start = min(request.export_from, len(token_ids))
-        blocks = _blocks(cache, slot, slice(start, len(token_ids)))
-        data = self._transport.put(blocks)
+        exported = _bits(cache.blocks[:, :, slot, :, start : len(token_ids)].cpu()).numpy()
+        data = self._transport.put(exported)
         self._exported += 1
         handle = KvHandle(
             id=HandleId(f"{self._worker}-{epoch}-{self._exported}"),
@@ -111,7 +119,7 @@ class KvExports:
             epoch=epoch,
             tokens=len(token_ids),
             start=start,
-            size_bytes=sum(block.nbytes for block in blocks),
+            size_bytes=exported.nbytes,
             version=version,
             expires_s=now_s + self._ttl_s,
             payload=KvPayload(
@@ -192,37 +200,32 @@ def _data_fault(name: str, data: Any, handle: KvHandle, model: Model) -> str | N
     blocks = data.blocks if isinstance(data, Parcel) else data
     if blocks is None:
         return f"{name}: was released, or its owner is gone; send the whole context"
-    if not isinstance(blocks, list):
-        return f"{name}: got {type(blocks).__name__} in the place of its blocks, want them fetched"
     a = model.architecture
-    want = (handle.tokens - handle.start, a.head_dim)
+    run = (handle.tokens - handle.start, a.head_dim)
+    whole = (a.layers, 2, a.kv_heads, *run)
     kind = np.dtype(np.int16 if model.place.dtype is torch.bfloat16 else np.float32)
-    fits = len(blocks) == 2 * a.layers * a.kv_heads and all(b.shape == want and b.dtype == kind for b in blocks)
-    return None if fits else f"{name}: its blocks are not {kind} of shape {want}; send the whole context"
+    if isinstance(blocks, np.ndarray):
+        fits = blocks.shape == whole and blocks.dtype == kind
+    elif isinstance(blocks, list):
+        fits = len(blocks) == math.prod(whole[:3]) and all(b.shape == run and b.dtype == kind for b in blocks)
+    else:
+        return f"{name}: got {type(blocks).__name__} in the place of its blocks, want them fetched"
+    return None if fits else f"{name}: its blocks are not {kind} of shape {whole}; send the whole context"
 
 
-def _blocks(cache: KvCache, slot: int, part: slice) -> list[Block]:
-    """A part of a slot's keys and values by layer and head, on the host; there, views."""
-    return [block for side in (cache.keys, cache.values) for block in _runs(side[:, slot, :, part].cpu())]
-
-
-def _runs(side: Tensor) -> list[Block]:
-    """By layer and head: views."""
-    return [block for layer in _bits(side).numpy() for block in layer]
-
-
-def _write(cache: KvCache, slot: int, blocks: Sequence[Block], part: slice, at: int) -> None:
-    count, half = part.stop - part.start, len(blocks) // 2
-    cache.wrote(slot, at + count)
-    for side, mine in ((cache.keys, blocks[:half]), (cache.values, blocks[half:])):
-        target = side[:, slot, :, at : at + count]
-        new = [block[part] for block in mine]
-        if target.device.type == "cpu":
-            for run, block in zip(_runs(target), new, strict=True):
-                run[:] = block
-        else:
-            stacked = torch.from_numpy(np.stack(new))
-            target.copy_(stacked.view(target.dtype).view(target.shape))
+def _write(cache: KvCache, slot: int, blocks: Blocks, part: slice, at: int) -> None:
+    end = at + part.stop - part.start
+    cache.wrote(slot, end)
+    target = cache.blocks[:, :, slot, :, at:end]
+    if target.device.type != "cpu":
+        new = np.stack(blocks) if isinstance(blocks, list) else blocks
+        stacked = torch.from_numpy(np.ascontiguousarray(new[..., part, :]))
+        target.copy_(stacked.view(target.dtype).view(target.shape))
+    elif isinstance(blocks, np.ndarray):
+        _bits(target).numpy()[:] = blocks[..., part, :]
+    else:
+        for run, block in zip(runs(_bits(target).numpy()), blocks, strict=True):
+            run[:] = block[part]
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from pearl.engine.embedded.engine import EmbeddedEngine
-from pearl.engine.embedded.kv import KvPayload, Parcel
+from pearl.engine.embedded.kv import KvPayload, Parcel, runs
 from pearl.errors import ConfigError
 from pearl.records.ids import RequestId, TrajectoryId, WeightVersion, WorkerId
 from pearl.records.tokens import TokenIds
@@ -133,8 +133,8 @@ def test_a_damaged_block_shows(engines: Engines, kit: Any) -> None:
     assert isinstance(kv.payload, KvPayload)
     assert isinstance(kv.payload.data, Parcel)
     assert kv.payload.data.blocks is not None
-    for side in kv.payload.data.blocks:
-        side[BLOCK : 2 * BLOCK] *= -1  # another order of tokens would not show: positions are part of the keys
+    # Another order of tokens would not show: positions are part of the keys.
+    kv.payload.data.blocks[..., BLOCK : 2 * BLOCK, :] *= -1
     damaged, _ = engines.run(engines.decode, replace(decode, id=RequestId("e"), trajectory=TrajectoryId("b")))
     assert damaged.end is EndReason.LENGTH
     same = [a == b for a, b in zip(damaged.ids, sound.ids, strict=True)]
@@ -266,9 +266,15 @@ def test_what_was_imported_is_cleared_even_if_nothing_was_computed(engines: Engi
         (lambda kv: replace(kv, payload=replace(kv.payload, data="ref")), "got str in the place of its blocks"),
         (lambda kv: replace(kv, payload=replace(kv.payload, data=[])), "its blocks are not float32 of shape"),
         (
-            lambda kv: replace(
-                kv, payload=replace(kv.payload, data=[block.view(np.int32) for block in kv.payload.data.blocks])
-            ),
+            lambda kv: replace(kv, payload=replace(kv.payload, data=kv.payload.data.blocks.view(np.int32))),
+            "its blocks are not float32 of shape",
+        ),
+        (
+            lambda kv: replace(kv, payload=replace(kv.payload, data=kv.payload.data.blocks[:, :1])),
+            "its blocks are not float32 of shape",
+        ),
+        (
+            lambda kv: replace(kv, payload=replace(kv.payload, data=runs(kv.payload.data.blocks[..., :-1, :]))),
             "its blocks are not float32 of shape",
         ),
         (lambda kv: replace(kv, tokens=99), "got KV of tokens 0 .. 99, want a beginning of the context"),
