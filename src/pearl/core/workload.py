@@ -1,0 +1,132 @@
+"""The workload profile: what trajectories do, as seen from their turns.
+
+Law: a profile is refitted once per training step from the turns that ended in it, by an exponential moving average of whole
+distributions. One step moves it by `share` at most, and a value beyond `OUTLIER` times the largest one seen so far counts as
+that, so that one hung tool call or one broken clock moves nothing far; what is not a finite number >= 0 is left out and counted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pearl.core.distribution import Distribution, distribution_of
+from pearl.errors import ProfileError
+
+OUTLIER = 4.0
+"""Times the largest value of the profile: what a single step can teach about the tail. A choice, not a measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadProfile:
+    """Distributions over trajectories and turns."""
+
+    turns: Distribution
+    """Per trajectory, >= 1."""
+    prompt_tokens: Distribution
+    """New to the engine at a trajectory's first turn."""
+    new_tokens: Distribution
+    """New to the engine at each later turn: the environment's reply."""
+    generated_tokens: Distribution
+    """Per turn."""
+    env_s: Distribution
+    """From the end of a turn until the environment's reply, per turn."""
+    retained: float = 1.0
+    """Share of generated tokens that stay in the context of the next turn, 0 .. 1."""
+    turn_overhead_s: float = 0.0
+    """Per turn beside engine and environment: encoding, calls."""
+    theta: float = 0.0
+    """Bubble ratio (1 - f) / f, f the mean share of trajectories that decode. Source: the paper, §4.2."""
+
+    def __post_init__(self) -> None:
+        if self.turns.values[0] < 1:
+            raise ProfileError(f"workload: turns: got {self.turns.values[0]}, want >= 1")
+        if not 0 <= self.retained <= 1:
+            raise ProfileError(f"workload: retained: got {self.retained}, want 0..1")
+        for name in ("turn_overhead_s", "theta"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ProfileError(f"workload: {name}: got {value}, want a finite number >= 0")
+
+    @property
+    def growth_tokens(self) -> float:
+        """Tokens by which a context grows per turn, mean."""
+        return self.new_tokens.mean + self.retained * self.generated_tokens.mean
+
+    def context_tokens(self, turns_done: float) -> float:
+        """Mean context at the prompt of the turn after so many, that turn's new tokens included."""
+        return self.prompt_tokens.mean + turns_done * self.growth_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSample:
+    """What one training step showed; each list as long as there were turns or trajectories that showed it."""
+
+    turns: Sequence[float] = ()
+    prompt_tokens: Sequence[float] = ()
+    new_tokens: Sequence[float] = ()
+    generated_tokens: Sequence[float] = ()
+    env_s: Sequence[float] = ()
+    retained: float | None = None
+    turn_overhead_s: float | None = None
+    decoding_share: float | None = None
+    """f: time trajectories spent decoding over the time that they were in flight, 0 .. 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refit:
+    """A refitted workload profile, and how many numbers were no use."""
+
+    profile: WorkloadProfile
+    ignored: int
+
+
+_DISTRIBUTIONS = ("turns", "prompt_tokens", "new_tokens", "generated_tokens", "env_s")
+MIN_DECODING_SHARE = 1e-3
+"""Below it a share is taken for noise: theta would be beyond 1,000."""
+
+
+def bubble_ratio(decoding_share: float) -> float:
+    """Theta from f. Source: the paper, §4.2: theta = (1 - f) / f."""
+    share = min(1.0, max(MIN_DECODING_SHARE, decoding_share))
+    return (1 - share) / share
+
+
+def refit_workload(profile: WorkloadProfile, sample: WorkloadSample, share: float) -> Refit:
+    """The profile after a step; `share` (0 .. 1] is the weight of the new sample in the moving average."""
+    ignored = 0
+    changes: dict[str, object] = {}
+    for name in _DISTRIBUTIONS:
+        low = 1.0 if name == "turns" else 0.0
+        seen: Sequence[float] = getattr(sample, name)
+        sound = [value for value in seen if math.isfinite(value) and value >= low]
+        ignored += len(seen) - len(sound)
+        if sound:
+            old: Distribution = getattr(profile, name)
+            changes[name] = old.mixed_with(_tamed(sound, old), share)
+    scalars = {
+        "retained": (profile.retained, sample.retained, 1.0),
+        "turn_overhead_s": (profile.turn_overhead_s, sample.turn_overhead_s, math.inf),
+        "theta": (profile.theta, _theta(sample.decoding_share), math.inf),
+    }
+    for name, (had, new, high) in scalars.items():
+        if new is None:
+            continue
+        if not (math.isfinite(new) and 0 <= new <= high):
+            ignored += 1
+            continue
+        changes[name] = had + share * (new - had)
+    return Refit(profile=replace(profile, **changes), ignored=ignored)  # type: ignore[arg-type]
+
+
+def _tamed(values: Sequence[float], old: Distribution) -> Distribution:
+    """With values far beyond everything known cut down; where all known is 0 nothing can be called far."""
+    limit = OUTLIER * old.largest if old.largest > 0 else math.inf
+    return distribution_of([min(value, limit) for value in values])
+
+
+def _theta(decoding_share: float | None) -> float | None:
+    if decoding_share is None:
+        return None
+    return bubble_ratio(decoding_share) if 0 <= decoding_share <= 1 else math.nan
