@@ -10,9 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
-from pearl.core.distribution import Distribution, distribution_of
+from pearl.core.distribution import Distribution, Floats, distribution_of
 from pearl.errors import ProfileError
+
+Number = TypeVar("Number", float, Floats)
 
 OUTLIER = 4.0
 """Times the largest value of the profile: what a single step can teach about the tail. A choice, not a measurement."""
@@ -42,6 +45,8 @@ class WorkloadProfile:
     def __post_init__(self) -> None:
         if self.turns.values[0] < 1:
             raise ProfileError(f"workload: turns: got {self.turns.values[0]}, want >= 1")
+        if self.generated_tokens.mean <= 0:
+            raise ProfileError("workload: generated_tokens: got a mean of 0, want > 0")
         if not 0 <= self.retained <= 1:
             raise ProfileError(f"workload: retained: got {self.retained}, want 0..1")
         for name in ("turn_overhead_s", "theta"):
@@ -54,8 +59,8 @@ class WorkloadProfile:
         """Tokens by which a context grows per turn, mean."""
         return self.new_tokens.mean + self.retained * self.generated_tokens.mean
 
-    def context_tokens(self, turns_done: float) -> float:
-        """Mean context at the prompt of the turn after so many, that turn's new tokens included."""
+    def context_tokens(self, turns_done: Number) -> Number:
+        """Mean context at the prompt of the turn after so many, that turn's new tokens included; array in, array out."""
         return self.prompt_tokens.mean + turns_done * self.growth_tokens
 
 

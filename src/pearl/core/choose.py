@@ -1,0 +1,319 @@
+"""The choice of a shape for a budget: enumerate what fits, predict all of it, take the fastest.
+
+Law: every shape uses all GPUs of its budget that its tensor parallelisms can use; more workers never make a batch later. What is
+left to choose is mode, tensor parallelism per role, ratio, and append-prefill. Shapes of one mode and tensor parallelism lie on a
+*line*, along which only the ratio varies; the time along a line falls and then rises, so large fleets are searched coarse to fine
+(`POINTS` per round between the neighbours of the best point so far) and small ones whole.
+
+Ties go to the shape that changes least from the one that serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pearl.core.budget import Budget
+from pearl.core.makespan import SERVING_ROLES, Candidates, Forecast, Infeasible, Ints, Target
+from pearl.core.platform import Platform
+from pearl.core.state import Role
+
+POINTS = 9
+"""Ratios of a line that are predicted per round."""
+LINES = 4
+"""Best lines of the first round that are refined."""
+WHOLE = 300
+"""Shapes up to which all are predicted at once, which takes no longer than two rounds."""
+TIE = 1e-3
+"""Relative difference up to which two shapes are equally good."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What a policy may choose from."""
+
+    colocated: bool = True
+    disaggregated: bool = True
+    hybrid: bool = False
+    tps: tuple[int, ...] | None = None
+    """Tensor parallelisms; None: all that the platform has."""
+    append_tokens: tuple[int, ...] = (0,)
+    """Bounds of append-prefill to choose from, for predictors that can tell them apart; 0: without."""
+    exhaustive: bool = False
+    """Predict every shape, however many there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A shape that was considered."""
+
+    target: Target
+    borrowed: int
+    """Overlap workers among its workers."""
+    close_s: float
+    """Predicted seconds until the batch closes; inf where infeasible."""
+    error_s: float
+    infeasible: Infeasible
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The outcome of a search."""
+
+    best: Option | None
+    """None: nothing that fits can serve."""
+    considered: tuple[Option, ...]
+    """The best of each line, fastest first."""
+    evaluated: int
+    """Shapes that were predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """Shapes alike but for the ratio; place `i` of 0 .. length - 1 along it."""
+
+    prefill_tp: int
+    decode_tp: int
+    colocated_tp: int
+    length: int
+    first: tuple[int, int, int]
+    """Prefill, decode and colocated workers at place 0."""
+    step: tuple[int, int, int]
+    """What each place adds."""
+    append_tokens: int
+    borrowed: int
+
+    def workers(self, places: Ints) -> Ints:
+        """Prefill, decode and colocated workers at some places, shape `[places, 3]`."""
+        return np.add(self.first, np.multiply.outer(places, self.step))
+
+
+def choose(
+    forecast: Forecast,
+    platform: Platform,
+    budget: Budget,
+    space: Space,
+    *,
+    borrowed: int = 0,
+    incumbent: Target | None = None,
+) -> Choice:
+    """The best shape with so many borrowed workers; `incumbent` is what serves now."""
+    return search(forecast, lines_of(platform, budget, space, borrowed), space, incumbent)
+
+
+def search(forecast: Forecast, lines: Sequence[Line], space: Space, incumbent: Target | None) -> Choice:
+    """The best shape on some lines."""
+    if not lines:
+        return Choice(best=None, considered=(), evaluated=0)
+    found = _Found()
+    places = [np.arange(line.length) if space.exhaustive else _spread(0, line.length - 1) for line in lines]
+    found.add(forecast, lines, places)
+    if not space.exhaustive:
+        found.refine(forecast, lines)
+    options = found.best_of_lines(lines)
+    return Choice(
+        best=_least_change(found.near(lines), incumbent), considered=tuple(options), evaluated=found.evaluated
+    )
+
+
+def lines_of(platform: Platform, budget: Budget, space: Space, borrowed: int) -> list[Line]:
+    """All lines of a budget; borrowed workers keep their tensor parallelism, so a role of another one cannot use them."""
+    tps = [tp for tp in platform.tps if space.tps is None or tp in space.tps]
+    if borrowed > budget.overlap:
+        return []
+    lent = {budget.overlap_tp: borrowed} if borrowed else {}
+    lines: list[Line] = []
+    for tp in tps:
+        if borrowed and tp not in lent:
+            continue
+        workers = budget.fits(tp) + lent.get(tp, 0)
+        if space.colocated and workers:
+            lines.append(_line((1, 1, tp), 1, (0, 0, workers), (0, 0, 0), 0, borrowed))
+        if space.hybrid:
+            lines += _hybrid_lines(tp, workers, space, borrowed)
+    if space.disaggregated:
+        pairs = [(p, d) for p in tps for d in tps if platform.allows(p, d)]
+        for prefill_tp, decode_tp in pairs:
+            for append_tokens in space.append_tokens:
+                lines += _pair_lines(budget, prefill_tp, decode_tp, lent, append_tokens, borrowed)
+    return lines
+
+
+def _pair_lines(
+    budget: Budget, prefill_tp: int, decode_tp: int, lent: dict[int, int], append_tokens: int, borrowed: int
+) -> list[Line]:
+    """Of xPyD with these tensor parallelisms."""
+    if prefill_tp == decode_tp:
+        workers = budget.fits(prefill_tp) + lent.get(prefill_tp, 0)
+        if workers < 2 or (borrowed and prefill_tp not in lent):
+            return []
+        tps = (prefill_tp, decode_tp, 1)
+        return [_line(tps, workers - 1, (1, workers - 1, 0), (1, -1, 0), append_tokens, borrowed)]
+    large, small = max(prefill_tp, decode_tp), min(prefill_tp, decode_tp)
+    if large % small or (borrowed and not {large, small} & lent.keys()):
+        return []
+    lent_large, lent_small = lent.get(large, 0), lent.get(small, 0)
+    # Each large worker takes the place of so many small ones, since nodes are cut at its multiples.
+    ratio, most, slots = large // small, budget.fits(large), budget.fits(small)
+    fewest = 0 if lent_large else 1
+    while most >= fewest and slots - most * ratio + lent_small < 1:
+        most -= 1
+    if most < fewest:
+        return []
+    counts = (fewest + lent_large, slots - fewest * ratio + lent_small)
+    grows = (1, -ratio)
+    if prefill_tp != large:
+        counts, grows = counts[::-1], grows[::-1]
+    tps = (prefill_tp, decode_tp, 1)
+    return [_line(tps, most - fewest + 1, (*counts, 0), (*grows, 0), append_tokens, borrowed)]
+
+
+def _hybrid_lines(tp: int, workers: int, space: Space, borrowed: int) -> Iterable[Line]:
+    """Of xPyD beside colocated workers, one line for each of some numbers of colocated workers."""
+    for colocated in np.unique(_spread(1, workers - 2)).tolist() if workers >= 3 else []:
+        rest = workers - colocated
+        for append_tokens in space.append_tokens:
+            first = (1, rest - 1, colocated)
+            yield _line((tp, tp, tp), rest - 1, first, (1, -1, 0), append_tokens, borrowed)
+
+
+def _line(
+    tps: tuple[int, int, int],
+    length: int,
+    first: tuple[int, int, int],
+    step: tuple[int, int, int],
+    append_tokens: int,
+    borrowed: int,
+) -> Line:
+    return Line(
+        prefill_tp=tps[0],
+        decode_tp=tps[1],
+        colocated_tp=tps[2],
+        length=length,
+        first=first,
+        step=step,
+        append_tokens=append_tokens,
+        borrowed=borrowed,
+    )
+
+
+def _spread(low: int, high: int) -> Ints:
+    """At most `POINTS` whole numbers from low to high, both included; denser at both ends, where ratios change fastest."""
+    if high - low < POINTS:
+        return np.arange(low, high + 1)
+    even = np.linspace(-1.0, 1.0, POINTS)
+    bent = (np.sign(even) * (1 - (1 - np.abs(even)) ** 2) + 1) / 2
+    return np.unique(np.rint(low + bent * (high - low)).astype(np.int64))
+
+
+class _Found:
+    """What was predicted so far, flat over lines."""
+
+    def __init__(self) -> None:
+        self.line = np.zeros(0, dtype=np.int64)
+        self.place = np.zeros(0, dtype=np.int64)
+        self.close_s = np.zeros(0)
+        self.error_s = np.zeros(0)
+        self.infeasible = np.zeros(0, dtype=np.int64)
+
+    @property
+    def evaluated(self) -> int:
+        return len(self.line)
+
+    def add(self, forecast: Forecast, lines: Sequence[Line], places: Sequence[Ints]) -> None:
+        """Predict places of lines, side by side."""
+        of = np.repeat(np.arange(len(lines)), [len(each) for each in places])
+        predicted = forecast(_candidates(lines, places, of))
+        self.line = np.concatenate((self.line, of))
+        self.place = np.concatenate((self.place, *places))
+        self.close_s = np.concatenate((self.close_s, predicted.close_s))
+        self.error_s = np.concatenate((self.error_s, predicted.error_s))
+        self.infeasible = np.concatenate((self.infeasible, predicted.infeasible))
+
+    def refine(self, forecast: Forecast, lines: Sequence[Line]) -> None:
+        """Close in on the best place of the best lines, round by round, until its neighbours are known."""
+        for _ in range(max(line.length for line in lines).bit_length()):
+            ranked = [index for index in self._ranked() if lines[self.line[index]].length > 1]
+            chosen: dict[int, Ints] = {}
+            for index in ranked[:LINES]:
+                new = self._around(int(self.line[index]), int(self.place[index]))
+                if len(new):
+                    chosen[int(self.line[index])] = new
+            if not chosen:
+                return
+            self.add(forecast, lines, [chosen.get(at, np.zeros(0, dtype=np.int64)) for at in range(len(lines))])
+
+    def best_of_lines(self, lines: Sequence[Line]) -> list[Option]:
+        """The fastest of each line, fastest first."""
+        return [self._option(lines, index) for index in self._ranked()]
+
+    def near(self, lines: Sequence[Line]) -> list[Option]:
+        """All as good as the best, or nothing when nothing is feasible."""
+        best = self.close_s.min()
+        if not np.isfinite(best):
+            return []
+        return [self._option(lines, int(at)) for at in np.flatnonzero(self.close_s <= best * (1 + TIE))]
+
+    def _ranked(self) -> list[int]:
+        """Index of the best place of each line, fastest line first; ties to the first line."""
+        order = np.lexsort((self.place, self.line, self.close_s))
+        _, firsts = np.unique(self.line[order], return_index=True)
+        return [int(order[first]) for first in np.sort(firsts)]
+
+    def _around(self, line: int, place: int) -> Ints:
+        """Unknown places between the known neighbours of a place."""
+        known = np.sort(self.place[self.line == line])
+        at = int(np.searchsorted(known, place))
+        low = known[max(at - 1, 0)]
+        high = known[min(at + 1, len(known) - 1)]
+        return np.setdiff1d(_spread(int(low), int(high)), known)
+
+    def _option(self, lines: Sequence[Line], index: int) -> Option:
+        line = lines[self.line[index]]
+        target = _candidates([line], [self.place[index : index + 1]], np.zeros(1, dtype=np.int64)).target(0)
+        return Option(
+            target=target,
+            borrowed=line.borrowed,
+            close_s=float(self.close_s[index]),
+            error_s=float(self.error_s[index]),
+            infeasible=Infeasible(int(self.infeasible[index])),
+        )
+
+
+def _candidates(lines: Sequence[Line], places: Sequence[Ints], of: Ints) -> Candidates:
+    workers = np.concatenate([line.workers(each) for line, each in zip(lines, places, strict=True)])
+    tps = np.array([(line.prefill_tp, line.decode_tp, line.colocated_tp) for line in lines])[of]
+    return Candidates(
+        workers={role: workers[:, side] for side, role in enumerate(SERVING_ROLES)},
+        tp={role: tps[:, side] for side, role in enumerate(SERVING_ROLES)},
+        append_tokens=np.array([line.append_tokens for line in lines])[of],
+    )
+
+
+def _least_change(options: Sequence[Option], incumbent: Target | None) -> Option | None:
+    """Of equally good ones the one that changes least; then without append-prefill, colocated, and the fastest."""
+    if not options:
+        return None
+
+    def changes(option: Option) -> tuple[int, int, bool, float]:
+        moved = 0 if incumbent is None else distance(incumbent, option.target)
+        apart = any(pool.role is Role.PREFILL for pool in option.target.shape.pools)
+        return moved, option.target.append_tokens, apart, option.close_s
+
+    return min(options, key=changes)
+
+
+def distance(old: Target, new: Target) -> int:
+    """Workers that have to be added, removed or given another role, at least."""
+    had = {(pool.role, pool.tp): pool.workers for pool in old.shape.pools}
+    want = {(pool.role, pool.tp): pool.workers for pool in new.shape.pools}
+    short: dict[int, int] = {}
+    over: dict[int, int] = {}
+    for role, tp in had.keys() | want.keys():
+        more = want.get((role, tp), 0) - had.get((role, tp), 0)
+        side = short if more > 0 else over
+        side[tp] = side.get(tp, 0) + abs(more)
+    # Within a tensor parallelism a surplus worker makes up for a missing one by taking its role.
+    return sum(max(short.get(tp, 0), over.get(tp, 0)) for tp in short.keys() | over.keys())

@@ -1,0 +1,122 @@
+"""How a batch drains: the population in flight as its trajectories go on turn by turn, and how many turns until it closes.
+
+Law: every trajectory in flight makes turns at the same pace, so the only clock is the number of turns that each has made since
+now. Along it the population falls as trajectories reach their ends; nothing here depends on the fleet, so one drain serves all
+candidates of a decision. With N(x) in flight after x turns and W(N) seconds per turn at that population, the batch closes after
+
+    T = integral of W(N(x)) dx from 0 to x*,
+
+x* the number of turns after which as many groups as are needed have completed. What remains of a trajectory is a distribution
+given the turns that it has made; a group completes with its last trajectory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr
+
+from pearl.core.distribution import Floats, squeezed
+from pearl.core.progress import Progress
+from pearl.core.workload import WorkloadProfile
+
+SLICES = 12
+"""Where the population is looked at: once in the first turn, which is unlike the rest (a prompt, no prefix), then at the nodes
+of a Gauss-Legendre rule."""
+_NODES, _WEIGHTS = (side / 2 for side in np.polynomial.legendre.leggauss(SLICES - 1))
+COHORTS = 12
+"""Different numbers of turns done that are told apart."""
+_GRID = 160
+_TAIL = 3.5
+"""Standard deviations of a trajectory's length in turns that the grid of turns reaches beyond the longest one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drain:
+    """The way to the close, in slices; arrays have shape `[SLICES]`."""
+
+    turns: float
+    """x*: turns that a trajectory makes until the batch closes, expected."""
+    spread_turns: float
+    """Standard deviation of x*."""
+    slice_turns: Floats
+    """How many of those turns each slice stands for."""
+    population: Floats
+    """Trajectories in flight."""
+    turns_done: Floats
+    """Of those in flight, mean."""
+    first_share: Floats
+    """Share of the turns in a slice that are a trajectory's first."""
+
+
+def drain_of(workload: WorkloadProfile, progress: Progress, turn_cv: float) -> Drain | None:
+    """The drain of what is in flight; None when the batch is closed already.
+
+    `turn_cv`: standard deviation over mean of one turn's duration; long and short turns make a trajectory longer or shorter
+    than its number of turns says.
+    """
+    if progress.needed_groups == 0:
+        return None
+    done, left, weight = _remaining(workload, progress)
+    spread = np.maximum(turn_cv * np.sqrt(left), 1e-9)
+    grid = np.linspace(0.0, float((left + _TAIL * spread).max()), _GRID)
+    ended = ndtr((grid[:, None] - left) / spread)
+    finished = ended @ weight
+    expected, low, high = _close(progress, grid, finished)
+    first = min(1.0, expected)
+    rest = expected - first
+    at = np.concatenate(([first / 2], first + rest * (_NODES + 0.5)))
+    alive = weight * (1 - ndtr((at[:, None] - left) / spread))
+    share = alive.sum(axis=1)
+    # A sliver of the last trajectory is in flight until the close, and its turns take as long as one alone.
+    population = np.maximum(share * max(progress.in_flight, 1), 1.0)
+    mean_done = (alive * (done + at[:, None])).sum(axis=1) / np.maximum(share, 1e-12)
+    fresh = alive[0][done == 0].sum() / share[0]
+    return Drain(
+        turns=expected,
+        spread_turns=max(high - expected, expected - low),
+        slice_turns=np.concatenate(([first], rest * _WEIGHTS)),
+        population=population,
+        turns_done=np.where(np.arange(SLICES) == 0, mean_done - first / 2, mean_done),
+        first_share=np.where(np.arange(SLICES) == 0, fresh, 0.0),
+    )
+
+
+def _remaining(workload: WorkloadProfile, progress: Progress) -> tuple[Floats, Floats, Floats]:
+    """Turns done, turns left and weight (1 in all) of what is in flight, flat over cohorts and lengths."""
+    counted = sorted((turns, count) for turns, count in progress.running.items() if count > 0) or [(0, 1)]
+    cohorts = np.array([turns for turns, _ in counted], dtype=np.float64)
+    sizes = np.array([count for _, count in counted], dtype=np.float64)
+    cohorts, sizes = squeezed(cohorts, sizes, COHORTS)
+    lengths, chances = np.array(workload.turns.values), np.array(workload.turns.weights)
+    longer = np.greater(lengths, cohorts[:, None])
+    odds = np.where(longer, chances, 0.0)
+    over = ~longer.any(axis=1)
+    odds[over, -1] = 1.0  # longer than any seen before: one more turn
+    odds /= odds.sum(axis=1, keepdims=True)
+    # Who has begun is somewhere within a turn: half of it is done.
+    begun = np.where(cohorts > 0, 0.5, 0.0)[:, None]
+    left = np.where(over[:, None], 0.5, lengths - cohorts[:, None] - begun)
+    weight = odds * (sizes / sizes.sum())[:, None]
+    kept = weight > 0
+    done = np.broadcast_to(cohorts[:, None], weight.shape)
+    return done[kept], np.maximum(left[kept], 0.5), weight[kept]
+
+
+def _close(progress: Progress, grid: Floats, finished: Floats) -> tuple[float, float, float]:
+    """Turns until as many groups as needed have completed: expected, and one standard deviation to each side.
+
+    The median of an order statistic: the k-th of G groups has completed when k - 1/2 are expected to have.
+    """
+    groups = progress.live_groups
+    members = max(1.0, progress.in_flight / groups)
+    complete = groups * finished**members
+    wanted = progress.needed_groups - 0.5
+    share = wanted / groups
+    deviation = math.sqrt(groups * share * (1 - share))
+    last = groups - 0.1
+    levels = [wanted, max(wanted - deviation, 0.05), min(wanted + deviation, last)]
+    expected, low, high = np.interp(levels, complete, grid)
+    return float(expected), float(low), float(high)

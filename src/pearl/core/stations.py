@@ -1,0 +1,145 @@
+"""What the stations of the fluid network take per turn, by tensor parallelism, along a drain.
+
+Shapes: T tensor parallelisms, K slices of the drain, G points of sequences per worker, U bounds of append-prefill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pearl.core.distribution import Distribution, Floats
+from pearl.core.drain import SLICES, Drain
+from pearl.core.lookup import Beside, table_of
+from pearl.core.makespan import Ints
+from pearl.core.platform import Platform
+from pearl.core.workload import WorkloadProfile
+
+POINTS = 20
+"""G. Numbers of sequences per worker on the grid: 0, then from 1 to the most, each larger than the last by the same factor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stations:
+    """Times and tokens as arrays."""
+
+    n: Floats
+    """Sequences per worker, shape `[G]`."""
+    running: Floats
+    """Of them those whose KV fits, shape `[T, K, G]`."""
+    decode_s: Floats
+    """Decode of a turn's tokens, shape `[T, K, G]`."""
+    beside_s: Floats
+    """What a turn's new tokens add to the decode iterations that they share, shape `[T, K, G]`."""
+    beside_token_s: Floats
+    """The same for a token of a full chunk, shape `[T, K, G]`."""
+    append_s: Floats
+    """What append-prefill adds to decode iterations, per turn, shape `[U, T, K, G]`."""
+    long_s: Floats
+    """Prefill that goes to prefill workers always, per turn, each in an iteration of its own, shape `[U, T, K]`."""
+    short_s: Floats
+    """Prefill that goes there only when a decode worker has lost the prefix, shape `[U, T, K]`."""
+    long_tokens: Floats
+    """Shape `[U, K]`."""
+    short_tokens: Floats
+    """Shape `[U, K]`."""
+    appended: Floats
+    """Share of later turns short enough for append-prefill, shape `[U]`."""
+    prefill_token_s: Floats
+    """Prefill of a token of a full chunk by itself, shape `[T, K]`."""
+    prefix: Floats
+    """Tokens of earlier turns in a context, mean, shape `[K]`."""
+    lost_tokens: float
+    """Generated in the last turn, and not in a prefill worker's cache."""
+    capacity: Floats
+    """KV of a worker in tokens, shape `[T]`."""
+    apart_s: float
+    """Away from the engines per turn; nobody waits for the environment after the last turn."""
+    hand_off_s: Floats
+    """Per hand-off, shape `[T]`; 0 where it was not measured."""
+    hand_off_token_s: Floats
+    """Per token moved, shape `[T]`."""
+
+
+def stations_of(workload: WorkloadProfile, platform: Platform, drain: Drain, bounds: Ints) -> Stations:
+    """The stations along a drain, for each bound of append-prefill in tokens, 0 for none."""
+    prompt, new, generated = workload.prompt_tokens.mean, workload.new_tokens.mean, workload.generated_tokens.mean
+    first = drain.first_share
+    # Before the first turn there is none; from the second on, all but what is new.
+    prefix = np.where(drain.turns_done > 0, workload.context_tokens(drain.turns_done) - new, 0.0)
+    context = prefix + first * prompt + (1 - first) * new
+    parts = [_parted(workload.new_tokens, float(bound)) for bound in bounds]
+    appended, short, long = (np.array(side) for side in zip(*parts, strict=True))
+    shares = appended[:, None] * (1 - first)
+    times = _Times(platform, drain, context, generated)
+    chunk = float(platform.prefill_chunk_tokens)
+    ends = [platform.by_tp[tp].hand_off for tp in platform.tps]
+    kv_bytes = [platform.by_tp[tp].kv_bytes_per_token for tp in platform.tps]
+    return Stations(
+        n=times.n,
+        running=times.running,
+        decode_s=generated * times.bare,
+        beside_s=first[:, None] * times.beside(prompt) + (1 - first)[:, None] * times.beside(new),
+        beside_token_s=times.beside(chunk) / chunk,
+        append_s=shares[:, None, :, None] * np.stack([times.beside(float(size)) for size in short]),
+        long_s=first * times.alone(prompt)
+        + (1 - first - shares)[:, None] * np.stack([times.alone(float(size)) for size in long]),
+        short_s=shares[:, None] * np.stack([times.alone(float(size)) for size in short]),
+        long_tokens=first * prompt + ((1 - first) - shares) * long[:, None],
+        short_tokens=shares * short[:, None],
+        appended=appended,
+        prefill_token_s=times.alone(chunk) / chunk,
+        prefix=prefix,
+        lost_tokens=0.0 if platform.readback else workload.retained * generated,
+        capacity=times.capacity,
+        apart_s=workload.env_s.mean * (1 - 1 / workload.turns.mean) + workload.turn_overhead_s,
+        hand_off_s=np.array([end.fixed_s if end else 0.0 for end in ends]),
+        hand_off_token_s=np.array(
+            [end.s_per_byte * size if end else 0.0 for end, size in zip(ends, kv_bytes, strict=True)]
+        ),
+    )
+
+
+class _Times:
+    """Iteration times at the contexts of a drain."""
+
+    def __init__(self, platform: Platform, drain: Drain, context: Floats, generated: float) -> None:
+        self._chunk = float(platform.prefill_chunk_tokens)
+        context = np.maximum(context, 1.0)
+        decoding = context + generated / 2
+        self.capacity = np.array([float(platform.by_tp[tp].kv_capacity_tokens) for tp in platform.tps])
+        most = max(2.0, min(float(platform.max_sequences), float(drain.population.max())))
+        self.n = np.concatenate(([0.0], np.geomspace(1.0, most, POINTS - 1)))
+        fits = np.maximum(self.capacity[:, None] / decoding, 1.0)
+        self.running = np.minimum(self.n, fits[..., None])
+        busy = np.maximum(self.running, 1.0)  # a worker with half a sequence has one half of the time
+        nobody = np.zeros((SLICES, 1))
+        tables = [table_of(platform.by_tp[tp].iterations) for tp in platform.tps]
+        self._scales = [platform.scale(tp) for tp in platform.tps]
+        self._busy = [table.at(busy[place], decoding) for place, table in enumerate(tables)]
+        self._idle = [table.at(nobody, context) for table in tables]
+        self.bare = self._seconds(self._busy, 0.0)
+        """Iterations that only decode, shape `[T, K, G]`."""
+
+    def beside(self, tokens: float) -> Floats:
+        """What prompt tokens of a turn add to decode iterations, chunk after chunk; shape `[T, K, G]`."""
+        chunk = min(max(tokens, 1.0), self._chunk)
+        return np.maximum(self._seconds(self._busy, chunk) - self.bare, 0.0) * (tokens / chunk)
+
+    def alone(self, tokens: float) -> Floats:
+        """Prefill of a turn in an iteration of its own, shape `[T, K]`."""
+        return self._seconds(self._idle, tokens)[..., 0]
+
+    def _seconds(self, tables: Sequence[Beside], tokens: float) -> Floats:
+        return np.stack([table.seconds(tokens) * scale for table, scale in zip(tables, self._scales, strict=True)])
+
+
+def _parted(new_tokens: Distribution, bound: float) -> tuple[float, float, float]:
+    """Share of turns with at most `bound` new tokens (none for a bound of 0), their mean, and the mean of the others."""
+    pairs = [pair for pair in zip(new_tokens.values, new_tokens.weights, strict=True) if 0 < pair[0] <= bound]
+    share = sum(weight for _, weight in pairs)
+    short = sum(value * weight for value, weight in pairs)
+    rest = 1 - share
+    return share, short / share if share > 0 else 0.0, (new_tokens.mean - short) / rest if rest > 1e-9 else 0.0
