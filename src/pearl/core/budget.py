@@ -8,10 +8,10 @@ worker nor as free.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from pearl.core.state import Activity, FleetState, GpuOwner, Role
+from pearl.core.state import Activity, FleetState, GpuOwner, Role, Worker
 from pearl.records.ids import GpuId, NodeId
 
 
@@ -21,8 +21,8 @@ class Budget:
 
     usable: frozenset[GpuId]
     """Dedicated GPUs."""
-    nodes: Mapping[NodeId, int]
-    """Node -> how many of the usable GPUs it has."""
+    workers: Mapping[int, int]
+    """Tensor parallelism -> dedicated workers of it that fit side by side, each on one node."""
     lendable: frozenset[GpuId]
     """GPUs of the overlap workers that may serve."""
     overlap: int
@@ -30,46 +30,58 @@ class Budget:
     overlap_tp: int
     """Their tensor parallelism: one for all, fixed when they were started; 1 where there are none."""
 
-    @property
-    def gpus(self) -> int:
-        """Dedicated and lendable ones."""
-        return len(self.usable) + len(self.lendable)
 
-    def fits(self, tp: int) -> int:
-        """Dedicated workers of so many GPUs that fit side by side, each on one node."""
-        return sum(gpus // tp for gpus in self.nodes.values())
-
-
-def budget_of(state: FleetState, *, lending: bool, avoid: frozenset[GpuId] = frozenset()) -> Budget:
+def budget_of(state: FleetState, tps: Iterable[int], *, lending: bool, avoid: frozenset[GpuId] = frozenset()) -> Budget:
     """The budget in this state.
 
     `lending`: training does not need its GPUs now; `avoid`: GPUs that leave, or that a policy does not use.
     """
-    moving = {
-        gpu for worker in state.workers.values() if worker.activity is Activity.TRANSITIONING for gpu in worker.gpus
-    }
-    free = [gpu for gpu in state.gpus.values() if gpu.id not in avoid and gpu.id not in moving]
-    usable = {gpu.id: gpu.node for gpu in free if gpu.owner is not GpuOwner.TRAINING}
-    training = {gpu.id for gpu in free if gpu.owner is GpuOwner.TRAINING}
-    trained_on = {
-        gpu
-        for worker in state.workers.values()
-        if worker.role is Role.TRAINING and worker.activity is not Activity.INACTIVE
-        for gpu in worker.gpus
-    }
-    retained = [
-        worker
-        for worker in state.workers.values()
-        if lending and worker.role is not Role.TRAINING and training.issuperset(worker.gpus)
-        if trained_on.isdisjoint(worker.gpus)
-    ]
-    tps = Counter(len(worker.gpus) for worker in retained)
-    overlap_tp = min(tps, key=lambda tp: (-tps[tp], tp), default=1)
+    workers = [state.workers[slot] for slot in sorted(state.workers)]
+    moving = _gpus_of(worker for worker in workers if worker.activity is Activity.TRANSITIONING)
+    free = [state.gpus[gpu] for gpu in sorted(state.gpus) if gpu not in avoid and gpu not in moving]
+    usable = frozenset(gpu.id for gpu in free if gpu.owner is not GpuOwner.TRAINING)
+    spare = frozenset(gpu.id for gpu in free if gpu.owner is GpuOwner.TRAINING)
+    spare -= _gpus_of(w for w in workers if w.role is Role.TRAINING and w.activity is Activity.ACTIVE)
+    rollout = [worker for worker in workers if worker.role is not Role.TRAINING]
+    retained = [worker for worker in rollout if lending and spare.issuperset(worker.gpus)]
+    counts = Counter(len(worker.gpus) for worker in retained)
+    overlap_tp = min(counts, key=lambda tp: (-counts[tp], tp), default=1)
     overlap = [worker for worker in retained if len(worker.gpus) == overlap_tp]
+    seated = [worker for worker in rollout if usable.issuperset(worker.gpus)]
+    nodes = _by_node(state)
     return Budget(
-        usable=frozenset(usable),
-        nodes=Counter(usable.values()),
-        lendable=frozenset(gpu for worker in overlap for gpu in worker.gpus),
+        usable=usable,
+        workers={tp: _fit(nodes.values(), usable, seated, tp) for tp in tps},
+        lendable=_gpus_of(overlap),
         overlap=len(overlap),
         overlap_tp=overlap_tp,
+    )
+
+
+def _gpus_of(workers: Iterable[Worker]) -> frozenset[GpuId]:
+    return frozenset(gpu for worker in workers for gpu in worker.gpus)
+
+
+def _by_node(state: FleetState) -> Mapping[NodeId, list[GpuId]]:
+    nodes: dict[NodeId, list[GpuId]] = {}
+    for gpu in sorted(state.gpus):
+        nodes.setdefault(state.gpus[gpu].node, []).append(gpu)
+    return nodes
+
+
+def _fit(nodes: Iterable[list[GpuId]], usable: frozenset[GpuId], seated: Iterable[Worker], tp: int) -> int:
+    """Workers of so many GPUs that fit: all in aligned blocks anew, or around those that sit there, whichever is more.
+
+    New workers take blocks of a node's GPUs in order, beginning at multiples of their tensor parallelism; since others came and
+    went, workers that are here may sit across such blocks.
+    """
+    here = [worker for worker in seated if len(worker.gpus) == tp]
+    rest = usable - _gpus_of(here)
+    nodes = list(nodes)
+    return max(_blocks(nodes, usable, tp), len(here) + _blocks(nodes, rest, tp))
+
+
+def _blocks(nodes: Iterable[list[GpuId]], free: frozenset[GpuId], tp: int) -> int:
+    return sum(
+        free.issuperset(node[first : first + tp]) for node in nodes for first in range(0, len(node) - tp + 1, tp)
     )

@@ -18,13 +18,14 @@ import numpy as np
 from pearl.core.budget import Budget
 from pearl.core.makespan import SERVING_ROLES, Candidates, Forecast, Infeasible, Ints, Target
 from pearl.core.platform import Platform
+from pearl.core.shape import Shape
 from pearl.core.state import Role
 
 POINTS = 9
 """Ratios of a line that are predicted per round."""
 LINES = 4
 """Best lines of the first round that are refined."""
-WHOLE = 300
+WHOLE = 600
 """Shapes up to which all are predicted at once, which takes no longer than two rounds."""
 TIE = 1e-3
 """Relative difference up to which two shapes are equally good."""
@@ -128,7 +129,7 @@ def lines_of(platform: Platform, budget: Budget, space: Space, borrowed: int) ->
     for tp in tps:
         if borrowed and tp not in lent:
             continue
-        workers = budget.fits(tp) + lent.get(tp, 0)
+        workers = budget.workers.get(tp, 0) + lent.get(tp, 0)
         if space.colocated and workers:
             lines.append(_line((1, 1, tp), 1, (0, 0, workers), (0, 0, 0), 0, borrowed))
         if space.hybrid:
@@ -146,7 +147,7 @@ def _pair_lines(
 ) -> list[Line]:
     """Of xPyD with these tensor parallelisms."""
     if prefill_tp == decode_tp:
-        workers = budget.fits(prefill_tp) + lent.get(prefill_tp, 0)
+        workers = budget.workers.get(prefill_tp, 0) + lent.get(prefill_tp, 0)
         if workers < 2 or (borrowed and prefill_tp not in lent):
             return []
         tps = (prefill_tp, decode_tp, 1)
@@ -156,7 +157,7 @@ def _pair_lines(
         return []
     lent_large, lent_small = lent.get(large, 0), lent.get(small, 0)
     # Each large worker takes the place of so many small ones, since nodes are cut at its multiples.
-    ratio, most, slots = large // small, budget.fits(large), budget.fits(small)
+    ratio, most, slots = large // small, budget.workers.get(large, 0), budget.workers.get(small, 0)
     fewest = 0 if lent_large else 1
     while most >= fewest and slots - most * ratio + lent_small < 1:
         most -= 1
@@ -298,22 +299,42 @@ def _least_change(options: Sequence[Option], incumbent: Target | None) -> Option
         return None
 
     def changes(option: Option) -> tuple[int, int, bool, float]:
-        moved = 0 if incumbent is None else distance(incumbent, option.target)
+        moved = 0 if incumbent is None else moves(incumbent.shape, option.target.shape).all
         apart = any(pool.role is Role.PREFILL for pool in option.target.shape.pools)
         return moved, option.target.append_tokens, apart, option.close_s
 
     return min(options, key=changes)
 
 
-def distance(old: Target, new: Target) -> int:
-    """Workers that have to be added, removed or given another role, at least."""
-    had = {(pool.role, pool.tp): pool.workers for pool in old.shape.pools}
-    want = {(pool.role, pool.tp): pool.workers for pool in new.shape.pools}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """How many workers a change of shape touches, at least."""
+
+    added: int
+    removed: int
+    reassigned: int
+    """Given another role."""
+
+    @property
+    def all(self) -> int:
+        """Workers touched."""
+        return self.added + self.removed + self.reassigned
+
+
+def moves(old: Shape | None, new: Shape) -> Moves:
+    """From one shape to another; from nothing where there is none."""
+    had = {} if old is None else {(pool.role, pool.tp): pool.workers for pool in old.pools}
+    want = {(pool.role, pool.tp): pool.workers for pool in new.pools}
     short: dict[int, int] = {}
     over: dict[int, int] = {}
-    for role, tp in had.keys() | want.keys():
+    for role, tp in had | want:
         more = want.get((role, tp), 0) - had.get((role, tp), 0)
-        side = short if more > 0 else over
-        side[tp] = side.get(tp, 0) + abs(more)
+        short[tp] = short.get(tp, 0) + max(more, 0)
+        over[tp] = over.get(tp, 0) + max(-more, 0)
     # Within a tensor parallelism a surplus worker makes up for a missing one by taking its role.
-    return sum(max(short.get(tp, 0), over.get(tp, 0)) for tp in short.keys() | over.keys())
+    taken = {tp: min(short[tp], over[tp]) for tp in short}
+    return Moves(
+        added=sum(short[tp] - taken[tp] for tp in short),
+        removed=sum(over[tp] - taken[tp] for tp in over),
+        reassigned=sum(taken.values()),
+    )
