@@ -95,6 +95,14 @@ class Predictions:
     """`Infeasible`, shape `[N]`."""
 
 
+class Forecast(Protocol):
+    """Predicts candidates under one profile and progress."""
+
+    def __call__(self, candidates: Candidates) -> Predictions:
+        """Of all candidates at once."""
+        ...
+
+
 class Predictor(Protocol):
     """Predicts makespans."""
 
@@ -102,8 +110,8 @@ class Predictor(Protocol):
     appends: bool
     """Whether it can tell targets with append-prefill from those without."""
 
-    def predict(self, candidates: Candidates, profile: Profile, progress: Progress) -> Predictions:
-        """Of all candidates at once."""
+    def forecast(self, profile: Profile, progress: Progress) -> Forecast:
+        """What depends on no candidate, worked out once for all that a decision looks at."""
         ...
 
 

@@ -20,13 +20,14 @@ What the paper does not have, this does not have: shapes with colocated workers 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from pearl.core.distribution import Distribution, Floats
-from pearl.core.makespan import Candidates, Infeasible, Ints, Predictions, Profile
+from pearl.core.makespan import SERVING_ROLES, Candidates, Forecast, Infeasible, Ints, Predictions, Profile
 from pearl.core.platform import Platform
 from pearl.core.profile import IterationTimes
 from pearl.core.progress import Progress
@@ -134,41 +135,44 @@ def prefill_token_s(times: IterationTimes, new_tokens: float, context_tokens: fl
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerCosts:
-    """What workers of one role cost under each candidate; each of shape `[N]`, 0 where the platform does not know their tp."""
+class WorkerCosts(Generic[Number]):
+    """What workers of a tensor parallelism cost; or those of one role under each candidate, arrays of shape `[N]`."""
 
-    fixed_s: Floats
+    fixed_s: Number
     """A."""
-    per_sequence_s: Floats
+    per_sequence_s: Number
     """b."""
-    token_s: Floats
+    token_s: Number
     """t_prefill."""
-    transfer_s: Floats
+    transfer_s: Number
     """K / BW, per token; 0 where hand-offs were not measured. The fixed time of a hand-off is not in the paper."""
-    capacity_tokens: Floats
+    capacity_tokens: Number
     """H_max over K."""
 
 
-def worker_costs(platform: Platform, tps: Ints, batch: Batch) -> WorkerCosts:
-    """Of workers of these tensor parallelisms, scaled by what iterations were seen to take."""
-    known: dict[int, tuple[float, ...]] = {}
+def costs_by_tp(platform: Platform, batch: Batch) -> dict[int, WorkerCosts[float]]:
+    """Of all tensor parallelisms that the platform has, scaled by what iterations were seen to take."""
+    known: dict[int, WorkerCosts[float]] = {}
     for tp, profile in platform.by_tp.items():
-        scale, times, hand_off = platform.scale(tp), profile.iterations, profile.hand_off
-        fixed, per_sequence = decode_line(times, batch.context_tokens)
-        prefill = prefill_token_s(times, batch.new_tokens, batch.context_tokens)
-        transfer = profile.kv_bytes_per_token * hand_off.s_per_byte if hand_off else 0.0
-        known[tp] = (scale * fixed, scale * per_sequence, scale * prefill, transfer, profile.kv_capacity_tokens)
-    table = np.zeros((len(tps), 5))
-    for tp, row in known.items():
-        table[tps == tp] = row
-    fixed_s, per_sequence_s, token_s, transfer_s, capacity_tokens = table.T
-    return WorkerCosts(
-        fixed_s=fixed_s,
-        per_sequence_s=per_sequence_s,
-        token_s=token_s,
-        transfer_s=transfer_s,
-        capacity_tokens=capacity_tokens,
-    )
+        scale, hand_off = platform.scale(tp), profile.hand_off
+        fixed_s, per_sequence_s = decode_line(profile.iterations, batch.context_tokens)
+        known[tp] = WorkerCosts(
+            fixed_s=scale * fixed_s,
+            per_sequence_s=scale * per_sequence_s,
+            token_s=scale * prefill_token_s(profile.iterations, batch.new_tokens, batch.context_tokens),
+            transfer_s=profile.kv_bytes_per_token * hand_off.s_per_byte if hand_off else 0.0,
+            capacity_tokens=float(profile.kv_capacity_tokens),
+        )
+    return known
+
+
+def costs_along(known: Mapping[int, WorkerCosts[float]], tps: Ints) -> WorkerCosts[Floats]:
+    """Of workers of these tensor parallelisms, shape `[N]`; 0 where one is not known."""
+    columns = {field.name: np.zeros(len(tps)) for field in fields(WorkerCosts)}
+    for tp, costs in known.items():
+        for name, column in columns.items():
+            column[tps == tp] = getattr(costs, name)
+    return WorkerCosts(**columns)
 
 
 # -- the predictor --------------------------------------------------------------------------------------------------
@@ -180,42 +184,53 @@ class PaperPredictor:
     name = "paper"
     appends = False
 
-    def predict(self, candidates: Candidates, profile: Profile, progress: Progress) -> Predictions:
-        """Of all candidates at once; KV that leaves a prefill worker travels as that worker's profile has it."""
+    def forecast(self, profile: Profile, progress: Progress) -> Forecast:
+        """Of one profile and progress; of that, B and R count, and nothing else that is in flight."""
         batch = batch_of(profile.workload, progress.batch_trajectories)
-        prefill, decode, colocated = (
-            worker_costs(profile.platform, candidates.tp[role], batch)
-            for role in (Role.PREFILL, Role.DECODE, Role.COLOCATED)
-        )
-        # At least 1, so that pools that are not there divide nothing by 0; what they would take is not looked at.
-        x, y, n = (np.maximum(1.0, candidates.workers[role]) for role in (Role.PREFILL, Role.DECODE, Role.COLOCATED))
-        together_s = coloc_s(
-            batch,
-            workers=n,
-            token_s=colocated.token_s,
-            fixed_s=colocated.fixed_s,
-            per_sequence_s=colocated.per_sequence_s,
-        )
-        apart_s = batch.env_s + np.maximum(
-            prefill_s(batch, workers=x, token_s=prefill.token_s, transfer_s=prefill.transfer_s),
-            decode_s(batch, workers=y, fixed_s=decode.fixed_s, per_sequence_s=decode.per_sequence_s),
-        )
-        infeasible = _refusals(candidates, profile.platform, batch, decode.capacity_tokens)
-        whole_s = np.where(candidates.workers[Role.COLOCATED] > 0, together_s, apart_s)
-        close_s = np.where(infeasible == Infeasible.NO, progress.fraction * whole_s, np.inf)
-        return Predictions(close_s=close_s, error_s=ERROR * close_s, infeasible=infeasible)
+        known = costs_by_tp(profile.platform, batch)
+
+        def predict(candidates: Candidates) -> Predictions:
+            infeasible = _refusals(candidates, profile.platform, batch, known)
+            close_s = np.where(
+                infeasible == Infeasible.NO, progress.fraction * _whole_s(candidates, batch, known), np.inf
+            )
+            return Predictions(close_s=close_s, error_s=ERROR * close_s, infeasible=infeasible)
+
+        return predict
 
 
-def _refusals(candidates: Candidates, platform: Platform, batch: Batch, capacity_tokens: Floats) -> Ints:
+def _whole_s(candidates: Candidates, batch: Batch, known: Mapping[int, WorkerCosts[float]]) -> Floats:
+    """T of each; KV travels as the prefill worker's profile has it."""
+    prefill, decode, colocated = (costs_along(known, candidates.tp[role]) for role in SERVING_ROLES)
+    # At least 1, so that pools that are not there divide nothing by 0; what they would take is not looked at.
+    x, y, n = (np.maximum(1.0, candidates.workers[role]) for role in SERVING_ROLES)
+    together_s = coloc_s(
+        batch,
+        workers=n,
+        token_s=colocated.token_s,
+        fixed_s=colocated.fixed_s,
+        per_sequence_s=colocated.per_sequence_s,
+    )
+    apart_s = batch.env_s + np.maximum(
+        prefill_s(batch, workers=x, token_s=prefill.token_s, transfer_s=prefill.transfer_s),
+        decode_s(batch, workers=y, fixed_s=decode.fixed_s, per_sequence_s=decode.per_sequence_s),
+    )
+    return np.where(candidates.workers[Role.COLOCATED] > 0, together_s, apart_s)
+
+
+def _refusals(
+    candidates: Candidates, platform: Platform, batch: Batch, known: Mapping[int, WorkerCosts[float]]
+) -> Ints:
     """`Infeasible` of each; the first reason counts."""
-    x, y, n = (candidates.workers[role] for role in (Role.PREFILL, Role.DECODE, Role.COLOCATED))
+    x, y, n = (candidates.workers[role] for role in SERVING_ROLES)
     apart = (x > 0) & (y > 0)
-    known = {role: np.isin(tps, platform.tps) for role, tps in candidates.tp.items()}
+    prefill, decode, colocated = (np.isin(candidates.tp[role], platform.tps) for role in SERVING_ROLES)
     pairs = zip(candidates.tp[Role.PREFILL].tolist(), candidates.tp[Role.DECODE].tolist(), strict=True)
     allowed = np.array([platform.allows(*pair) for pair in pairs], dtype=bool)
-    usable = np.where(apart, known[Role.PREFILL] & known[Role.DECODE] & allowed, known[Role.COLOCATED])
+    usable = np.where(apart, prefill & decode & allowed, colocated)
     # In tokens: H_max and K_seq are the same bytes per token of the decode worker's cache.
-    full = apart & (batch.trajectories * batch.final_tokens > y * capacity_tokens)
+    capacity_tokens = y * costs_along(known, candidates.tp[Role.DECODE]).capacity_tokens
+    full = apart & (batch.trajectories * batch.final_tokens > capacity_tokens)
     reasons = [
         (((x > 0) != (y > 0)) | (x + y + n == 0), Infeasible.NO_WORKERS),
         (apart & (n > 0), Infeasible.UNSUPPORTED),

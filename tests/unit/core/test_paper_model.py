@@ -20,12 +20,13 @@ from pearl.core.paper_model import (
     PaperPredictor,
     batch_of,
     coloc_s,
+    costs_along,
+    costs_by_tp,
     decode_line,
     decode_s,
     prefill_s,
     prefill_token_s,
     slowest_turns,
-    worker_costs,
 )
 from pearl.core.platform import Platform
 from pearl.core.profile import HandOff, IterationTimes, PlatformProfile
@@ -101,7 +102,7 @@ def predict(
 ) -> Predictions:
     candidates = candidates_of([Target(shape=parse_shape(shape)) for shape in shapes])
     profile = Profile(workload=workload(**changes), platform=platform or Platform(by_tp={1: worker()}))
-    return PaperPredictor().predict(candidates, profile, left or progress())
+    return PaperPredictor().forecast(profile, left or progress())(candidates)
 
 
 # -- the equations --------------------------------------------------------------------------------------------------
@@ -240,7 +241,7 @@ def test_costs_are_those_of_the_tensor_parallelism_scaled() -> None:
         by_tp={1: worker(1, s_per_byte=2e-6), 2: worker(2, times=line(0.006, 0.001, 0.0005), capacity=70_000)},
         time_scale={2: 1.5},
     )
-    costs = worker_costs(platform, np.array([2, 1, 4]), BATCH)
+    costs = costs_along(costs_by_tp(platform, BATCH), np.array([2, 1, 4]))
     assert costs.fixed_s == pytest.approx([0.009, 0.01, 0])
     assert costs.per_sequence_s == pytest.approx([0.0015, 0.002, 0])
     assert costs.token_s == pytest.approx([0.00075, 0.001, 0])
@@ -255,11 +256,11 @@ def test_costs_are_read_at_the_batchs_tokens_and_context() -> None:
         context_tokens=(400, 1200),
         cells_s=(((1, 3), (3, 9)), ((8, 16), (10, 20))),
     )
-    costs = worker_costs(Platform(by_tp={1: worker(times=times)}), np.array([1]), BATCH)
+    costs = costs_by_tp(Platform(by_tp={1: worker(times=times)}), BATCH)[1]
     # Context 800 is halfway: 2 and 6 at 0 and 2 sequences; 100 of 200 tokens: halfway between 2 and 12.
-    assert costs.fixed_s == pytest.approx([2])
-    assert costs.per_sequence_s == pytest.approx([2])
-    assert costs.token_s == pytest.approx([0.07])
+    assert costs.fixed_s == pytest.approx(2)
+    assert costs.per_sequence_s == pytest.approx(2)
+    assert costs.token_s == pytest.approx(0.07)
 
 
 # -- the predictor --------------------------------------------------------------------------------------------------
@@ -356,7 +357,7 @@ def test_shapes_that_cannot_serve_or_that_the_paper_does_not_have() -> None:
         bare(colocated=1),
     ]
     profile = Profile(workload=workload(), platform=Platform(by_tp={1: worker()}))
-    got = PaperPredictor().predict(candidates_of(targets), profile, progress())
+    got = PaperPredictor().forecast(profile, progress())(candidates_of(targets))
     assert got.infeasible.tolist() == [
         Infeasible.NO_WORKERS,
         Infeasible.NO_WORKERS,
@@ -390,7 +391,7 @@ def test_the_first_reason_counts() -> None:
     platform = Platform(by_tp={2: worker(2, capacity=1)})
     targets = [bare(prefill=1), bare(prefill=1, decode=1, colocated=1), bare(prefill=1, decode=1)]
     profile = Profile(workload=workload(), platform=platform)
-    got = PaperPredictor().predict(candidates_of(targets), profile, progress())
+    got = PaperPredictor().forecast(profile, progress())(candidates_of(targets))
     assert got.infeasible.tolist() == [Infeasible.NO_WORKERS, Infeasible.UNSUPPORTED, Infeasible.UNKNOWN_TP]
 
 
@@ -398,14 +399,14 @@ def test_append_prefill_changes_nothing() -> None:
     shape = parse_shape("4P4D")
     candidates = candidates_of([Target(shape=shape), Target(shape=shape, append_tokens=512)])
     profile = Profile(workload=workload(), platform=Platform(by_tp={1: worker()}))
-    assert PaperPredictor().predict(candidates, profile, progress()).close_s == pytest.approx([52.25, 52.25])
+    assert PaperPredictor().forecast(profile, progress())(candidates).close_s == pytest.approx([52.25, 52.25])
 
 
-def test_a_batch_that_does_nothing_takes_its_overhead() -> None:
-    # No new tokens, none generated, no environment: 10 turns of 0.5 s colocated, and nothing at all apart.
-    nothing = {name: constant(0) for name in ("prompt_tokens", "new_tokens", "generated_tokens", "env_s")}
+def test_turns_without_new_tokens_or_environment_only_decode() -> None:
+    # Colocated 10 x (50 x 26 ms + 0.5 s); apart nothing to prefill.
+    nothing = {name: constant(0) for name in ("prompt_tokens", "new_tokens", "env_s")}
     got = predict("8C", "4P4D", **nothing)
-    assert got.close_s == pytest.approx([5, 0])
+    assert got.close_s == pytest.approx([18, 22.25])
     assert got.infeasible.tolist() == [0, 0]
 
 
@@ -437,13 +438,20 @@ def test_a_thousand_shapes_are_predicted_in_one_go() -> None:
 def test_no_candidates_are_no_predictions() -> None:
     none: Candidates = candidates_of([])
     profile = Profile(workload=workload(), platform=Platform(by_tp={1: worker()}))
-    got = PaperPredictor().predict(none, profile, progress())
+    got = PaperPredictor().forecast(profile, progress())(none)
     assert (len(got.close_s), len(got.error_s), len(got.infeasible)) == (0, 0, 0)
+
+
+def test_a_forecast_can_be_asked_again() -> None:
+    profile = Profile(workload=workload(), platform=Platform(by_tp={1: worker()}))
+    forecast = PaperPredictor().forecast(profile, progress())
+    for shape, close in (("8C", 56), ("4P4D", 52.25), ("8C", 56)):
+        assert forecast(candidates_of([Target(shape=parse_shape(shape))])).close_s == pytest.approx([close])
 
 
 def test_predicting_leaves_the_candidates_alone() -> None:
     candidates = candidates_of([Target(shape=parse_shape("4P4D")), Target(shape=parse_shape("8C"))])
     profile = Profile(workload=workload(), platform=Platform(by_tp={1: worker()}))
-    PaperPredictor().predict(candidates, profile, progress())
+    PaperPredictor().forecast(profile, progress())(candidates)
     assert candidates.workers[Role.COLOCATED].tolist() == [0, 8]
     assert candidates.workers[Role.PREFILL].tolist() == [4, 0]
