@@ -79,6 +79,8 @@ class Infeasible(enum.IntEnum):
     """The platform has no profile of a tensor parallelism, or does not allow the pair."""
     KV_CAPACITY = 3
     """The KV of what must be held at once does not fit."""
+    UNSUPPORTED = 4
+    """The predictor has no model of such a shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
