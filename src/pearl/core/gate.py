@@ -248,8 +248,8 @@ def expansion(
 
     `expected_use_s`: how long it lasts, mean (`core.survival`); `leaves_in_s`: until its known end or the deadline of a
     notice, None where none is known. `start_s`: until a worker there could be admitted, in the background. `old_s`,
-    `new_s`: until the batch closes without and with them, `new_s` > 0. What it costs: pausing admission, changes of roles, and what a
-    sudden end is expected to cost (its probability times the work lost), each finite and >= 0.
+    `new_s`: until the batch closes without and with them, `new_s` > 0. What it costs: pausing admission, changes of
+    roles, and what a sudden end is expected to cost (its probability times the work lost), each finite and >= 0.
 
     In u seconds of service the larger fleet does what the old one does in u old_s / new_s: it wins u (old_s / new_s - 1).
     """
