@@ -1,117 +1,68 @@
-"""The GPU-worker-role state: which worker sits on which GPUs, in which role, and whether it serves.
+"""The GPU-worker-role state: which worker sits on which GPUs, in which role, whether it serves, and how long GPUs stay.
 
 Events fold in one after the other, each giving a new version with a hash; an event that would break an invariant is
 refused and the state stays as it was. Invariants, checked in `_violation` alone:
 
 - *slots*: a worker keeps its slot and its GPUs for life; a slot that comes back has the GPUs that it had.
 - *one server*: a GPU never serves two active workers, so never training and rollout at once.
-- *placed*: a worker's GPUs exist and sit on one node.
+- *placed*: a worker's GPUs exist and sit on one node, which has as many.
+- *zones*: a worker sits on training GPUs alone (then it trains, or is an overlap worker) or on none of them.
+
+Leases hold external GPUs that are here, each GPU under one lease at most; a GPU under notice is external and here.
 """
 
 from __future__ import annotations
 
-import enum
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from pearl.records.ids import GpuId, NodeId, WorkerId
+from pearl.core.events import (
+    Activity,
+    ActivityChanged,
+    Gpu,
+    GpuOwner,
+    GpusJoined,
+    GpusLeft,
+    Lease,
+    LeaseBegan,
+    LeaseEnded,
+    NoticeGiven,
+    RefusalReason,
+    Role,
+    RoleChanged,
+    StateEvent,
+    StateRefusal,
+    Worker,
+    WorkerAdded,
+    WorkerRemoved,
+)
+from pearl.records.ids import GpuId, LeaseId, WorkerId
 
-
-class GpuOwner(enum.Enum):
-    """Whose a GPU is; dedicated = reserved + external, overlap = training."""
-
-    RESERVED = "reserved"
-    EXTERNAL = "external"
-    TRAINING = "training"
-
-
-class Role(enum.Enum):
-    """What a worker does."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    COLOCATED = "colocated"
-    TRAINING = "training"
-
-
-class Activity(enum.Enum):
-    """Whether a worker serves."""
-
-    ACTIVE = "active"
-    INACTIVE = "inactive"
-    """The process is kept but does not serve."""
-    TRANSITIONING = "transitioning"
-    """Draining or initialising."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """One GPU (or, on a machine without any, one engine's share of the CPU)."""
-
-    id: GpuId
-    node: NodeId
-    owner: GpuOwner
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Worker:
-    """One engine, or one trainer rank group, in its slot."""
-
-    id: WorkerId
-    gpus: tuple[GpuId, ...]
-    role: Role
-    activity: Activity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpusJoined:
-    """GPUs came to the job."""
-
-    gpus: tuple[Gpu, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpusLeft:
-    """GPUs are gone, and every worker on them."""
-
-    gpus: tuple[GpuId, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerAdded:
-    """A worker is being started in its slot."""
-
-    worker: WorkerId
-    gpus: tuple[GpuId, ...]
-    role: Role
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerRemoved:
-    """A worker is gone: stopped, or lost."""
-
-    worker: WorkerId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActivityChanged:
-    """A worker serves, drains or rests from now on."""
-
-    worker: WorkerId
-    activity: Activity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoleChanged:
-    """A worker that does not serve takes another role."""
-
-    worker: WorkerId
-    role: Role
-
-
-StateEvent = GpusJoined | GpusLeft | WorkerAdded | WorkerRemoved | ActivityChanged | RoleChanged
+__all__ = [
+    "Activity",
+    "ActivityChanged",
+    "FleetState",
+    "Gpu",
+    "GpuOwner",
+    "GpusJoined",
+    "GpusLeft",
+    "Lease",
+    "LeaseBegan",
+    "LeaseEnded",
+    "NoticeGiven",
+    "RefusalReason",
+    "Role",
+    "RoleChanged",
+    "StateEvent",
+    "StateRefusal",
+    "Worker",
+    "WorkerAdded",
+    "WorkerRemoved",
+    "fold",
+]
 
 _TRANSITIONS: Mapping[Activity, frozenset[Activity]] = {
     Activity.TRANSITIONING: frozenset({Activity.ACTIVE, Activity.INACTIVE}),
@@ -119,28 +70,6 @@ _TRANSITIONS: Mapping[Activity, frozenset[Activity]] = {
     Activity.INACTIVE: frozenset({Activity.TRANSITIONING}),
 }
 """Serving begins and ends only by way of draining or initialising."""
-
-
-class RefusalReason(enum.Enum):
-    """Why an event was not folded in."""
-
-    UNKNOWN_GPU = "unknown_gpu"
-    UNKNOWN_WORKER = "unknown_worker"
-    DUPLICATE_GPU = "duplicate_gpu"
-    DUPLICATE_WORKER = "duplicate_worker"
-    SLOT_REBOUND = "slot_rebound"
-    SPLIT_NODE = "split_node"
-    NO_GPU = "no_gpu"
-    GPU_BUSY = "gpu_busy"
-    BAD_TRANSITION = "bad_transition"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateRefusal:
-    """An event that would break an invariant."""
-
-    reason: RefusalReason
-    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +81,10 @@ class FleetState:
     workers: Mapping[WorkerId, Worker] = field(default_factory=lambda: MappingProxyType({}))
     slots: Mapping[WorkerId, tuple[GpuId, ...]] = field(default_factory=lambda: MappingProxyType({}))
     """GPUs of every slot that ever was."""
+    leases: Mapping[LeaseId, Lease] = field(default_factory=lambda: MappingProxyType({}))
+    """Those that are not over. External GPUs that joined without one are under none."""
+    notices: Mapping[GpuId, float] = field(default_factory=lambda: MappingProxyType({}))
+    """GPUs under notice -> when each must be given back, seconds on the clock of the events."""
 
     @property
     def hash(self) -> str:
@@ -165,11 +98,39 @@ class FleetState:
         for worker_id in sorted(self.workers):
             worker = self.workers[worker_id]
             digest.update(f"{worker.id}|{worker.role.value}|{worker.activity.value}\n".encode())
+        for lease_id in sorted(self.leases):
+            lease = self.leases[lease_id]
+            end = "open" if lease.end_s is None else _seconds(lease.end_s)
+            digest.update(f"lease {lease_id}|{','.join(lease.gpus)}|{_seconds(lease.since_s)}|{end}\n".encode())
+        for gpu_id in sorted(self.notices):
+            digest.update(f"notice {gpu_id}|{_seconds(self.notices[gpu_id])}\n".encode())
         return digest.hexdigest()
 
     def active(self) -> tuple[Worker, ...]:
         """Workers that serve, in slot order."""
         return tuple(self.workers[w] for w in sorted(self.workers) if self.workers[w].activity is Activity.ACTIVE)
+
+    def is_overlap(self, worker: WorkerId) -> bool:
+        """Whether a slot has a worker of rollout that sits on training GPUs."""
+        found = self.workers.get(worker)
+        return found is not None and found.role is not Role.TRAINING and self._on_training(found)
+
+    def leaving(self, by_s: float = math.inf) -> tuple[GpuId, ...]:
+        """GPUs under notice that must be given back by then (that moment included), in order of their ids."""
+        return tuple(gpu_id for gpu_id in sorted(self.notices) if self.notices[gpu_id] <= by_s)
+
+    def lease_of(self, gpu: GpuId) -> Lease | None:
+        """The lease that a GPU is under."""
+        return next((lease for lease in self.leases.values() if gpu in lease.gpus), None)
+
+    def leaves_s(self, gpu: GpuId) -> float | None:
+        """When a GPU goes at the latest, as far as is known: its notice or the end of its lease, whichever is earlier."""
+        lease = self.lease_of(gpu)
+        known = (self.notices.get(gpu), None if lease is None else lease.end_s)
+        return min((time_s for time_s in known if time_s is not None), default=None)
+
+    def _on_training(self, worker: Worker) -> bool:
+        return all(self.gpus[gpu_id].owner is GpuOwner.TRAINING for gpu_id in worker.gpus)
 
 
 def fold(state: FleetState, event: StateEvent) -> FleetState | StateRefusal:
@@ -186,6 +147,15 @@ def _apply(state: FleetState, event: StateEvent) -> FleetState | StateRefusal:
             return _join(state, gpus)
         case GpusLeft(gpus=gpu_ids):
             return _leave(state, gpu_ids)
+        case LeaseBegan():
+            return _begin(state, event)
+        case NoticeGiven():
+            return _notice(state, event)
+        case LeaseEnded(lease=lease_id):
+            lease = state.leases.get(lease_id)
+            if lease is None:
+                return StateRefusal(reason=RefusalReason.UNKNOWN_LEASE, detail=f"lease {lease_id} is not held")
+            return _leave(state, lease.gpus)
         case WorkerAdded():
             return _add(state, event)
         case _:
@@ -193,6 +163,8 @@ def _apply(state: FleetState, event: StateEvent) -> FleetState | StateRefusal:
 
 
 def _join(state: FleetState, gpus: tuple[Gpu, ...]) -> FleetState | StateRefusal:
+    if not gpus:
+        return StateRefusal(reason=RefusalReason.NO_GPU, detail="got no GPUs that join, want at least 1")
     joined = dict(state.gpus)
     for gpu in gpus:
         if gpu.id in joined:
@@ -202,13 +174,60 @@ def _join(state: FleetState, gpus: tuple[Gpu, ...]) -> FleetState | StateRefusal
 
 
 def _leave(state: FleetState, gpu_ids: tuple[GpuId, ...]) -> FleetState | StateRefusal:
+    if not gpu_ids:
+        return StateRefusal(reason=RefusalReason.NO_GPU, detail="got no GPUs that leave, want at least 1")
     for gpu_id in gpu_ids:
         if gpu_id not in state.gpus:
             return _unknown_gpu(gpu_id)
     gone = frozenset(gpu_ids)
     workers = {w.id: w for w in state.workers.values() if not gone.intersection(w.gpus)}
     gpus = {gpu.id: gpu for gpu in state.gpus.values() if gpu.id not in gone}
-    return replace(state, gpus=MappingProxyType(gpus), workers=MappingProxyType(workers))
+    notices = {gpu_id: due_s for gpu_id, due_s in state.notices.items() if gpu_id not in gone}
+    leases = [replace(lease, gpus=tuple(g for g in lease.gpus if g not in gone)) for lease in state.leases.values()]
+    left = replace(state, gpus=MappingProxyType(gpus), workers=MappingProxyType(workers))
+    return _with_leases(left, [lease for lease in leases if lease.gpus], notices)
+
+
+def _begin(state: FleetState, event: LeaseBegan) -> FleetState | StateRefusal:
+    times = (event.at_s,) if event.end_s is None else (event.at_s, event.end_s)
+    if bad := _bad_time(f"lease {event.lease}", times):
+        return bad
+    if event.end_s is not None and event.end_s <= event.at_s:
+        return StateRefusal(
+            reason=RefusalReason.LEASE_OVER,
+            detail=f"lease {event.lease}: got an end at {event.end_s} s, want one after {event.at_s} s",
+        )
+    if event.lease in state.leases:
+        return StateRefusal(reason=RefusalReason.DUPLICATE_LEASE, detail=f"lease {event.lease} is already held")
+    joined = _join(state, event.gpus)
+    if isinstance(joined, StateRefusal):
+        return joined
+    lease = Lease(id=event.lease, gpus=tuple(gpu.id for gpu in event.gpus), since_s=event.at_s, end_s=event.end_s)
+    return _not_external(joined, lease.gpus) or _with_leases(joined, [*state.leases.values(), lease], state.notices)
+
+
+def _notice(state: FleetState, event: NoticeGiven) -> FleetState | StateRefusal:
+    if bad := _bad_time("notice", (event.at_s, event.deadline_s)):
+        return bad
+    if not event.gpus:
+        return StateRefusal(reason=RefusalReason.NO_GPU, detail="got a notice for no GPUs, want at least 1")
+    for gpu_id in event.gpus:
+        if gpu_id not in state.gpus:
+            return _unknown_gpu(gpu_id)
+    if stays := _not_external(state, event.gpus):
+        return stays
+    return _with_leases(state, state.leases.values(), {**state.notices, **dict.fromkeys(event.gpus, event.deadline_s)})
+
+
+def _with_leases(state: FleetState, leases: Iterable[Lease], notices: Mapping[GpuId, float]) -> FleetState:
+    """With these leases and notices; each lease's own deadline follows from its GPUs'."""
+    held = {
+        lease.id: replace(
+            lease, notice_deadline_s=min((notices[gpu] for gpu in lease.gpus if gpu in notices), default=None)
+        )
+        for lease in leases
+    }
+    return replace(state, leases=MappingProxyType(held), notices=MappingProxyType(dict(notices)))
 
 
 def _add(state: FleetState, event: WorkerAdded) -> FleetState | StateRefusal:
@@ -261,22 +280,72 @@ def _violation(state: FleetState) -> StateRefusal | None:
     serving: dict[GpuId, WorkerId] = {}
     for worker_id in sorted(state.workers):
         worker = state.workers[worker_id]
-        if not worker.gpus:
-            return StateRefusal(reason=RefusalReason.NO_GPU, detail=f"worker {worker_id} has no GPU")
-        for gpu_id in worker.gpus:
-            if gpu_id not in state.gpus:
-                return _unknown_gpu(gpu_id)
-            if worker.activity is Activity.ACTIVE and serving.setdefault(gpu_id, worker_id) != worker_id:
+        if bad := _misplaced(state, worker):
+            return bad
+        for gpu_id in worker.gpus if worker.activity is Activity.ACTIVE else ():
+            if serving.setdefault(gpu_id, worker_id) != worker_id:
                 return StateRefusal(
                     reason=RefusalReason.GPU_BUSY,
                     detail=f"GPU {gpu_id} would serve workers {serving[gpu_id]} and {worker_id}",
                 )
-        if len({state.gpus[gpu_id].node for gpu_id in worker.gpus}) > 1:
+    return None
+
+
+def _misplaced(state: FleetState, worker: Worker) -> StateRefusal | None:
+    """The part of `_violation` that concerns one worker."""
+    if not worker.gpus:
+        return StateRefusal(reason=RefusalReason.NO_GPU, detail=f"worker {worker.id} has no GPU")
+    for gpu_id in worker.gpus:
+        if gpu_id not in state.gpus:
+            return _unknown_gpu(gpu_id)
+    nodes = {state.gpus[gpu_id].node for gpu_id in worker.gpus}
+    if len(nodes) > 1:
+        most = max(sum(gpu.node == node for gpu in state.gpus.values()) for node in nodes)
+        if len(worker.gpus) > most:
             return StateRefusal(
-                reason=RefusalReason.SPLIT_NODE, detail=f"worker {worker_id}: its GPUs sit on several nodes"
+                reason=RefusalReason.TP_TOO_LARGE,
+                detail=f"worker {worker.id}: got tp {len(worker.gpus)}, want <= {most}, the GPUs of its largest node",
             )
+        return StateRefusal(
+            reason=RefusalReason.SPLIT_NODE, detail=f"worker {worker.id}: its GPUs sit on several nodes"
+        )
+    owners = {state.gpus[gpu_id].owner for gpu_id in worker.gpus}
+    if owners != {GpuOwner.TRAINING} and worker.role is Role.TRAINING:
+        return StateRefusal(
+            reason=RefusalReason.NOT_TRAINING,
+            detail=f"worker {worker.id} would train on GPUs that are not the trainer's",
+        )
+    if GpuOwner.TRAINING in owners and len(owners) > 1:
+        return StateRefusal(
+            reason=RefusalReason.MIXED_OWNERS,
+            detail=f"worker {worker.id}: some of its GPUs are the trainer's, want all or none",
+        )
     return None
 
 
 def _unknown_gpu(gpu_id: GpuId) -> StateRefusal:
     return StateRefusal(reason=RefusalReason.UNKNOWN_GPU, detail=f"GPU {gpu_id} is not part of the job")
+
+
+def _not_external(state: FleetState, gpu_ids: Iterable[GpuId]) -> StateRefusal | None:
+    for gpu_id in gpu_ids:
+        owner = state.gpus[gpu_id].owner
+        if owner is not GpuOwner.EXTERNAL:
+            return StateRefusal(
+                reason=RefusalReason.NOT_EXTERNAL, detail=f"GPU {gpu_id} is {owner.value}, want an external one"
+            )
+    return None
+
+
+def _bad_time(what: str, times_s: Iterable[float]) -> StateRefusal | None:
+    for time_s in times_s:
+        if not (math.isfinite(time_s) and time_s >= 0):
+            return StateRefusal(
+                reason=RefusalReason.BAD_TIME, detail=f"{what}: got time {time_s} s, want a finite one >= 0"
+            )
+    return None
+
+
+def _seconds(time_s: float) -> str:
+    """Equal times as equal text: 1 as 1.0, -0.0 as 0.0."""
+    return repr(float(time_s) + 0.0)

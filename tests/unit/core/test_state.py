@@ -1,7 +1,4 @@
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from pearl.core.state import (
     Activity,
@@ -22,7 +19,7 @@ from pearl.core.state import (
 )
 from pearl.records.ids import GpuId, NodeId, WorkerId
 
-A, B, C, X = (GpuId(name) for name in ("a", "b", "c", "x"))
+A, B, C, D, E, X = (GpuId(name) for name in ("a", "b", "c", "d", "e", "x"))
 W0, W1, W2 = WorkerId(0), WorkerId(1), WorkerId(2)
 
 
@@ -59,6 +56,13 @@ def refused(state: FleetState, event: StateEvent) -> RefusalReason:
 def three() -> FleetState:
     """GPUs a and b on one node, c on another; nobody on them."""
     return folded(FleetState(), GpusJoined(gpus=(gpu("a"), gpu("b"), gpu("c", "n2"))))
+
+
+@pytest.fixture
+def overlap() -> FleetState:
+    """Training GPUs a and b on one node; nobody on them."""
+    gpus = tuple(gpu(name, owner=GpuOwner.TRAINING) for name in ("a", "b"))
+    return folded(FleetState(), GpusJoined(gpus=gpus))
 
 
 def test_a_fleet_begins_empty() -> None:
@@ -100,8 +104,8 @@ def test_a_slot_holds_one_worker(three: FleetState) -> None:
     assert refused(folded(three, added(W0, A)), added(W0, A)) is RefusalReason.DUPLICATE_WORKER
 
 
-def test_a_gpu_serves_one_worker(three: FleetState) -> None:
-    state = folded(three, added(W0, A, role=Role.TRAINING), turned(W0, Activity.ACTIVE), added(W1, A, B))
+def test_a_gpu_serves_one_worker(overlap: FleetState) -> None:
+    state = folded(overlap, added(W0, A, role=Role.TRAINING), turned(W0, Activity.ACTIVE), added(W1, A, B))
     assert refused(state, turned(W1, Activity.ACTIVE)) is RefusalReason.GPU_BUSY
     # Borrowing: the trainer rests, rollout serves, and the other way round.
     state = folded(
@@ -114,6 +118,31 @@ def test_a_gpu_serves_one_worker(three: FleetState) -> None:
     assert refused(state, turned(W0, Activity.ACTIVE)) is RefusalReason.GPU_BUSY
 
 
+@pytest.mark.parametrize("owner", [GpuOwner.RESERVED, GpuOwner.EXTERNAL])
+def test_training_is_for_the_trainers_gpus(overlap: FleetState, owner: GpuOwner) -> None:
+    state = folded(overlap, GpusJoined(gpus=(gpu("d", "n1", owner),)))
+    assert refused(state, added(W0, D, role=Role.TRAINING)) is RefusalReason.NOT_TRAINING
+    assert refused(state, added(W0, A, D, role=Role.TRAINING)) is RefusalReason.NOT_TRAINING
+    state = folded(state, added(W0, D))
+    assert refused(state, RoleChanged(worker=W0, role=Role.TRAINING)) is RefusalReason.NOT_TRAINING
+    assert folded(state, added(W1, A, B, role=Role.TRAINING)).workers[W1].role is Role.TRAINING
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE, Role.COLOCATED])
+def test_rollout_sits_in_one_zone(overlap: FleetState, role: Role) -> None:
+    state = folded(overlap, GpusJoined(gpus=(gpu("d", "n1"), gpu("e", "n1", GpuOwner.EXTERNAL))))
+    assert refused(state, added(W0, A, D, role=role)) is RefusalReason.MIXED_OWNERS
+    assert refused(state, added(W0, E, A, role=role)) is RefusalReason.MIXED_OWNERS
+    # Reserved and external GPUs are both dedicated.
+    state = folded(state, added(W0, D, E, role=role), added(W1, A, B, role=role))
+    assert (state.is_overlap(W0), state.is_overlap(W1)) == (False, True)
+
+
+def test_overlap_workers_are_rollout_on_training_gpus(overlap: FleetState) -> None:
+    state = folded(overlap, added(W0, A, role=Role.TRAINING), added(W1, A))
+    assert [state.is_overlap(worker) for worker in (W0, W1, W2)] == [False, True, False]
+
+
 @pytest.mark.parametrize(
     ("gpus", "reason"),
     [
@@ -122,6 +151,7 @@ def test_a_gpu_serves_one_worker(three: FleetState) -> None:
         ((A, X), RefusalReason.UNKNOWN_GPU),
         ((A, C), RefusalReason.SPLIT_NODE),
         ((A, A), RefusalReason.DUPLICATE_GPU),
+        ((A, B, C), RefusalReason.TP_TOO_LARGE),
     ],
 )
 def test_a_worker_sits_on_gpus_of_one_node(three: FleetState, gpus: tuple[GpuId, ...], reason: RefusalReason) -> None:
@@ -131,6 +161,22 @@ def test_a_worker_sits_on_gpus_of_one_node(three: FleetState, gpus: tuple[GpuId,
 def test_a_gpu_joins_once(three: FleetState) -> None:
     assert refused(three, GpusJoined(gpus=(gpu("d"), gpu("a")))) is RefusalReason.DUPLICATE_GPU
     assert refused(three, GpusJoined(gpus=(gpu("d"), gpu("d")))) is RefusalReason.DUPLICATE_GPU
+
+
+def test_an_event_names_gpus(three: FleetState) -> None:
+    assert refused(three, GpusJoined(gpus=())) is RefusalReason.NO_GPU
+    assert refused(three, GpusLeft(gpus=())) is RefusalReason.NO_GPU
+
+
+def test_the_largest_of_a_workers_nodes_bounds_its_tp(three: FleetState) -> None:
+    # n1 has 2 GPUs, n2 has 1: two GPUs would fit on n1, three fit nowhere; a larger node elsewhere is none of its own.
+    state = folded(three, GpusJoined(gpus=tuple(gpu(name, "n3") for name in ("d", "e", "f"))))
+    assert refused(state, added(W0, A, C)) is RefusalReason.SPLIT_NODE
+    assert refused(state, added(W0, C, A, B)) is RefusalReason.TP_TOO_LARGE
+    assert refused(state, added(W0, A, B, D)) is RefusalReason.SPLIT_NODE
+    result = fold(state, added(W0, C, A, B))
+    assert isinstance(result, StateRefusal)
+    assert "got tp 3, want <= 2" in result.detail
 
 
 def test_gpus_take_their_workers_along(three: FleetState) -> None:
@@ -175,7 +221,7 @@ def test_a_worker_must_be_known(three: FleetState, event: StateEvent) -> None:
 
 def test_a_state_cannot_be_changed_from_outside(three: FleetState) -> None:
     state = folded(three, added(W0, A))
-    for mapping in (state.gpus, state.workers, state.slots):
+    for mapping in (state.gpus, state.workers, state.slots, state.leases, state.notices):
         with pytest.raises(TypeError):
             mapping[A] = None  # type: ignore[index]
 
@@ -211,123 +257,3 @@ def test_the_hash_is_pinned(three: FleetState) -> None:
 
     state = folded(three, added(W0, A, B, role=Role.DECODE))
     assert state.hash == blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-# Invariants: a slot never changes its GPUs; no GPU serves two active workers; every worker's GPUs exist, on one node; a
-# refused event changes nothing; an accepted one raises the version by one.
-
-# Few of everything, so that events meet.
-NODES = {"a": "n1", "b": "n1", "c": "n2"}
-NAMES = st.sampled_from(sorted(NODES))
-SOME = st.lists(NAMES, max_size=3)
-SLOTS = st.integers(0, 2).map(WorkerId)
-
-
-class Fleet(RuleBasedStateMachine):
-    """Any order of events, against a model that keeps one flat list of workers."""
-
-    @initialize()
-    def begin(self) -> None:
-        self.state = FleetState()
-        self.gpus: set[str] = set()
-        self.slots: dict[WorkerId, tuple[str, ...]] = {}
-        self.workers: dict[WorkerId, tuple[Role, Activity]] = {}
-        self.join(sorted(NODES))
-
-    def submit(self, event: StateEvent, *, allowed: bool) -> bool:
-        before = (self.state.version, self.state.hash)
-        result = fold(self.state, event)
-        assert (self.state.version, self.state.hash) == before
-        assert isinstance(result, FleetState) == allowed, result
-        if isinstance(result, FleetState):
-            assert result.version == self.state.version + 1
-            self.state = result
-        return allowed
-
-    def serving(self, name: str) -> list[WorkerId]:
-        return [w for w, (_, act) in self.workers.items() if act is Activity.ACTIVE and name in self.slots[w]]
-
-    @rule(names=SOME)
-    def join(self, names: list[str]) -> None:
-        allowed = len(set(names)) == len(names) and not self.gpus.intersection(names)
-        if self.submit(GpusJoined(gpus=tuple(gpu(name, NODES[name]) for name in names)), allowed=allowed):
-            self.gpus.update(names)
-
-    @rule()
-    def join_all(self) -> None:
-        missing = sorted(set(NODES) - self.gpus)
-        self.submit(GpusJoined(gpus=tuple(gpu(name, NODES[name]) for name in missing)), allowed=True)
-        self.gpus.update(missing)
-
-    @rule(names=SOME)
-    def leave(self, names: list[str]) -> None:
-        if self.submit(GpusLeft(gpus=tuple(map(GpuId, names))), allowed=self.gpus.issuperset(names)):
-            self.gpus.difference_update(names)
-            self.workers = {w: kept for w, kept in self.workers.items() if not set(names) & set(self.slots[w])}
-
-    @rule(worker=SLOTS, names=SOME, role=st.sampled_from(Role))
-    def add(self, worker: WorkerId, names: list[str], role: Role) -> None:
-        allowed = (
-            worker not in self.workers
-            and self.slots.get(worker, tuple(names)) == tuple(names)
-            and len(set(names)) == len(names) > 0
-            and self.gpus.issuperset(names)
-            and len({NODES[name] for name in names}) == 1
-        )
-        if self.submit(WorkerAdded(worker=worker, gpus=tuple(map(GpuId, names)), role=role), allowed=allowed):
-            self.slots[worker] = tuple(names)
-            self.workers[worker] = (role, Activity.TRANSITIONING)
-
-    @rule(worker=SLOTS, role=st.sampled_from(Role), turned_round=st.booleans())
-    def add_again(self, worker: WorkerId, role: Role, turned_round: bool) -> None:
-        names = list(self.slots.get(worker, ("a", "b")))
-        self.add(worker, names[::-1] if turned_round else names, role)
-
-    @rule(worker=SLOTS)
-    def remove(self, worker: WorkerId) -> None:
-        if self.submit(WorkerRemoved(worker=worker), allowed=worker in self.workers):
-            del self.workers[worker]
-
-    @rule(worker=SLOTS, activity=st.sampled_from(Activity))
-    def turn(self, worker: WorkerId, activity: Activity) -> None:
-        allowed = False
-        if worker in self.workers:
-            now = self.workers[worker][1]
-            allowed = (now is Activity.TRANSITIONING) != (activity is Activity.TRANSITIONING)
-            if activity is Activity.ACTIVE:
-                allowed = allowed and not any(self.serving(name) for name in self.slots[worker])
-        if self.submit(turned(worker, activity), allowed=allowed):
-            self.workers[worker] = (self.workers[worker][0], activity)
-
-    @rule(worker=SLOTS)
-    def serve(self, worker: WorkerId) -> None:
-        self.add_again(worker, Role.COLOCATED, turned_round=False)
-        self.turn(worker, Activity.ACTIVE)
-
-    @rule(worker=SLOTS, role=st.sampled_from(Role))
-    def change_role(self, worker: WorkerId, role: Role) -> None:
-        allowed = worker in self.workers and self.workers[worker][1] is not Activity.ACTIVE
-        if self.submit(RoleChanged(worker=worker, role=role), allowed=allowed):
-            self.workers[worker] = (role, self.workers[worker][1])
-
-    @invariant()
-    def equals_the_model(self) -> None:
-        assert set(self.state.gpus) == self.gpus
-        assert {slot: tuple(gpus) for slot, gpus in self.state.slots.items()} == self.slots
-        got = {w: (worker.role, worker.activity) for w, worker in self.state.workers.items()}
-        assert got == self.workers
-        assert all(worker.gpus == self.slots[w] for w, worker in self.state.workers.items())
-
-    @invariant()
-    def no_gpu_serves_two(self) -> None:
-        used = [gpu for worker in self.state.active() for gpu in worker.gpus]
-        assert len(used) == len(set(used))
-
-    @invariant()
-    def workers_are_placed(self) -> None:
-        for worker in self.state.workers.values():
-            assert len({self.state.gpus[gpu].node for gpu in worker.gpus}) == 1
-
-
-TestFleet = Fleet.TestCase
-TestFleet.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)

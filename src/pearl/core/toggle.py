@@ -1,0 +1,107 @@
+"""What borrowing costs a training step, learned from steps with and without it.
+
+The difference of two moving averages of what a step takes beside its rollout and its update: so that indirect costs, such as
+evicted caches or a trainer that comes back slowly, count as well as waking and giving back. Laws:
+
+- *unbiased*: an average divides by 1 - beta^n, the weight that n observations have in all, so it begins at the first one.
+- *cold start*: with n observations of the rarer kind the difference counts n / (n + `PRIOR_STEPS`), the prior the rest.
+- *tame*: one step counts as at most `OUTLIER` times what is known; what is no finite number >= 0 teaches nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+
+from pearl.core.platform import TransitionCosts
+from pearl.errors import ProfileError
+
+BETA = 0.8
+"""Weight of the past: an observation counts a tenth after ten steps. A choice, not a measurement."""
+
+PRIOR_STEPS = 2.0
+"""Steps of either kind that the prior counts as. A choice, not a measurement."""
+
+OUTLIER = 4.0
+"""Times the largest of the prior and both averages: what a single step can teach. A choice, not a measurement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Average:
+    """An exponential moving average that knows how much it has seen."""
+
+    weighted_s: float = 0.0
+    """sum_i (1 - beta) beta^(n - i) x_i, >= 0."""
+    observations: int = 0
+    """n, >= 0."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ProfileError(f"average: {each.name}: got {value}, want a finite number >= 0")
+
+    @property
+    def mean_s(self) -> float:
+        """Debiased; 0 before the first observation. Source: Kingma and Ba, Adam, 2015, section 3."""
+        return self.weighted_s / (1 - BETA**self.observations) if self.observations else 0.0
+
+    def with_value(self, value_s: float) -> Average:
+        """After one more observation."""
+        weighted_s = BETA * self.weighted_s + (1 - BETA) * value_s
+        return Average(weighted_s=weighted_s, observations=self.observations + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToggleEstimate:
+    """Incremental cost of borrowing in one training step."""
+
+    prior_s: float
+    """Before anything is known, finite and >= 0; see `toggle_prior`."""
+    per_worker_s: float = 0.0
+    """What each borrowed worker costs on top, known beforehand, finite and >= 0."""
+    borrowing: Average = Average()
+    """Overhead of steps that borrowed."""
+    resting: Average = Average()
+    """Overhead of steps that did not."""
+
+    def __post_init__(self) -> None:
+        for name in ("prior_s", "per_worker_s"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ProfileError(f"toggle: {name}: got {value}, want a finite number >= 0")
+
+    @property
+    def observations(self) -> int:
+        """Steps of the rarer kind: what the difference is known by."""
+        return min(self.borrowing.observations, self.resting.observations)
+
+
+def toggle_prior(costs: TransitionCosts, *, metadata_s: float = 0.0, per_worker_s: float = 0.0) -> ToggleEstimate:
+    """The estimate before any step: waking, giving back and, under disaggregation, refreshing the metadata of KV buffers.
+
+    Raises:
+        ProfileError: a negative time, or one that is not finite.
+    """
+    return ToggleEstimate(prior_s=costs.activate_s + costs.return_s + metadata_s, per_worker_s=per_worker_s)
+
+
+def observe(estimate: ToggleEstimate, borrowed: bool, overhead_s: float) -> ToggleEstimate:
+    """The estimate after a training step; `overhead_s`: what it took beside rollout and update, finite and >= 0."""
+    if not (math.isfinite(overhead_s) and overhead_s >= 0):
+        return estimate
+    known_s = max(estimate.prior_s, estimate.borrowing.mean_s, estimate.resting.mean_s)
+    # Where all that is known is 0 nothing can be called far from it.
+    value_s = min(overhead_s, OUTLIER * known_s) if known_s > 0 else overhead_s
+    if borrowed:
+        return replace(estimate, borrowing=estimate.borrowing.with_value(value_s))
+    return replace(estimate, resting=estimate.resting.with_value(value_s))
+
+
+def toggle_s(estimate: ToggleEstimate, workers: int) -> float:
+    """Seconds that borrowing so many workers costs, >= 0; 0 for none."""
+    if workers <= 0:
+        return 0.0
+    learned_s = max(0.0, estimate.borrowing.mean_s - estimate.resting.mean_s)
+    share = estimate.observations / (estimate.observations + PRIOR_STEPS)
+    return share * learned_s + (1 - share) * estimate.prior_s + estimate.per_worker_s * workers
