@@ -1,0 +1,272 @@
+"""Which seats a target takes, at the least total cost of getting there.
+
+Exact, in two goes:
+
+1. *By class*: seats alike in kind, zone, tensor parallelism and role are counted, GPUs forgotten. That is a flow, so its
+   linear program has whole numbers, and it costs no more than any plan. Most targets can be seated so, and then nothing
+   cheaper exists.
+2. *By seat*, where they cannot: at most one worker per GPU. A linear program, and an integer one (branch and bound)
+   where that leaves fractions.
+
+Costs count in whole milliseconds; of equal ones the fewest changes win, and within a class the lowest slots.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from pearl.core.platform import TransitionCosts
+from pearl.core.seats import Seat, SeatKind, Seats
+from pearl.core.state import Role
+from pearl.records.ids import GpuId, WorkerId
+
+Demand = Mapping[tuple[Role, int], int]
+"""(role, tensor parallelism) -> workers, > 0."""
+
+_Column = tuple[Seat, ...]
+"""Seats that can stand in for each other, the first ones first."""
+
+_WHOLE = 1e-6
+"""How far from whole numbers a solution may be: the solver's own tolerance."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """Seats that meet a demand."""
+
+    seats: tuple[Seat, ...]
+    """As many as workers were asked for."""
+    ended: frozenset[WorkerId]
+    """Sleeping workers that must end because new ones start on their GPUs."""
+
+
+def arrange(seats: Seats, demand: Demand, borrowed: int, costs: TransitionCosts) -> Arrangement | None:
+    """The cheapest seats for a demand, `borrowed` of them in the overlap zone; None where there are none."""
+    if not demand:
+        return Arrangement(seats=(), ended=frozenset())
+    columns = _columns(seats.options, frozenset())
+    counts = _solve(_by_class(columns, demand, borrowed, costs))
+    if counts is None:
+        return None
+    seated = _seated(seats, {_kin(column[0]): count for column, count in zip(columns, counts, strict=False)})
+    if seated is not None:
+        return Arrangement(seats=seated, ended=frozenset())
+    columns = _columns(seats.options, _contested(seats))
+    counts = _solve(_by_seat(seats, columns, demand, borrowed, costs))
+    if counts is None:
+        return None
+    ended = counts[len(counts) - len(seats.resting) :]
+    return Arrangement(
+        seats=tuple(seat for column, count in zip(columns, counts, strict=False) for seat in column[:count]),
+        ended=frozenset(worker.id for worker, ends in zip(seats.resting, ended, strict=True) if ends),
+    )
+
+
+# -- the programs ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class _Program:
+    """Least `weights` x, 0 <= x <= `most`, under rows of low <= a x <= high."""
+
+    weights: list[float]
+    most: list[int]
+    entries: list[tuple[int, int, int]] = field(default_factory=list)
+    """(row, variable, coefficient)."""
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+    def row(self, low: float, high: float, plus: Iterable[int], minus: Iterable[int] = ()) -> None:
+        """Bound the sum of some variables less that of others."""
+        at = len(self.low)
+        self.entries += [(at, variable, 1) for variable in plus]
+        self.entries += [(at, variable, -1) for variable in minus]
+        self.low.append(low)
+        self.high.append(high)
+
+
+def _by_class(columns: Sequence[_Column], demand: Demand, borrowed: int, costs: TransitionCosts) -> _Program:
+    """Variables: seats taken of each column; then workers that keep their role, for each part of the demand."""
+    price = _Price(costs, sum(len(column) for column in columns))
+    kinds = [column[0] for column in columns]
+    program = _Program(
+        weights=[price.seat(seat) for seat in kinds] + [price.same_role for _ in demand],
+        most=[len(column) for column in columns] + list(demand.values()),
+    )
+    for tp in sorted({tp for _, tp in demand}):
+        wanted = sum(count for (_, each), count in demand.items() if each == tp)
+        program.row(wanted, wanted, (i for i, seat in enumerate(kinds) if seat.tp == tp))
+    program.row(borrowed, borrowed, (i for i, seat in enumerate(kinds) if seat.overlap))
+    for same, (role, tp) in enumerate(demand, start=len(columns)):
+        alike = [i for i, seat in enumerate(kinds) if seat.role is role and seat.tp == tp]
+        program.row(-np.inf, 0, [same], alike)
+    return program
+
+
+def _by_seat(
+    seats: Seats, columns: Sequence[_Column], demand: Demand, borrowed: int, costs: TransitionCosts
+) -> _Program:
+    """The same, one worker per GPU; then, for each resting worker, whether it ends."""
+    program = _by_class(columns, demand, borrowed, costs)
+    price = _Price(costs, sum(len(column) for column in columns))
+    over: dict[GpuId, list[int]] = {}
+    for i, column in enumerate(columns):
+        if len(column) == 1:
+            for gpu in column[0].gpus:
+                over.setdefault(gpu, []).append(i)
+    for taking in over.values():
+        if len(taking) > 1:
+            program.row(-np.inf, 1, taking)
+    for worker in seats.resting:
+        end = len(program.weights)
+        program.weights.append(price.end)
+        program.most.append(1)
+        for gpu in worker.gpus:
+            starts = [i for i in over.get(gpu, ()) if columns[i][0].kind is SeatKind.START]
+            program.row(-np.inf, 0, starts, [end])
+    return program
+
+
+class _Price:
+    """What seats weigh: milliseconds, and for equal ones a share of one for each change, which never adds up to one.
+
+    Workers that serve are first all thought gone, which is the same for every plan, so who stays is a saving.
+    """
+
+    def __init__(self, costs: TransitionCosts, options: int) -> None:
+        change = 1 / (3 * options + 1)  # each option changes at most itself, a role and a sleeper
+        self._role = _ms(costs.role_change_s)
+        self._stop = _ms(costs.stop_s)
+        self._return = _ms(costs.return_s)
+        self._wake = _ms(costs.activate_s) + change
+        self._start = _ms(costs.start_s) + change
+        self.same_role = -self._role - change
+        self.end = self._stop + change
+
+    def seat(self, seat: Seat) -> float:
+        """Of one more worker in a seat, in a role other than its own."""
+        match seat.kind:
+            case SeatKind.KEEP:
+                return self._role - (self._return if seat.overlap else self._stop)
+            case SeatKind.WAKE:
+                return self._wake
+            case SeatKind.START:
+                return self._start
+
+
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds)
+
+
+def _solve(program: _Program) -> list[int] | None:
+    """Whole numbers at the minimum; None where nothing satisfies the rows."""
+    rows, variables, coefficients = zip(*program.entries, strict=True)
+    matrix = csr_array((coefficients, (rows, variables)), shape=(len(program.low), len(program.weights)))
+    for whole in (0, 1):
+        result = milp(
+            program.weights,
+            integrality=np.full(len(program.weights), whole),
+            bounds=Bounds(0, program.most),
+            constraints=LinearConstraint(matrix, program.low, program.high),
+            options={"mip_rel_gap": 0.0},
+        )
+        if result.x is None:
+            return None
+        counts = np.rint(result.x)
+        if np.abs(result.x - counts).max() <= _WHOLE:
+            break
+    return [int(count) for count in counts]
+
+
+# -- columns, and seating them --------------------------------------------------------------------------------------
+
+_Kin = tuple[SeatKind, bool, int, Role | None]
+
+
+def _kin(seat: Seat) -> _Kin:
+    return seat.kind, seat.overlap, seat.tp, seat.role
+
+
+def _columns(options: Iterable[Seat], contested: Collection[GpuId]) -> list[_Column]:
+    """Seats of a class together, those on contested GPUs each on its own."""
+    classes: dict[_Kin, list[Seat]] = {}
+    alone: list[_Column] = []
+    for seat in options:
+        if any(gpu in contested for gpu in seat.gpus):
+            alone.append((seat,))
+        else:
+            classes.setdefault(_kin(seat), []).append(seat)
+    return [*map(tuple, classes.values()), *alone]
+
+
+def _contested(seats: Seats) -> frozenset[GpuId]:
+    """GPUs that more than one seat would use, or a new worker and one that rests."""
+    uses = Counter(gpu for seat in seats.options for gpu in seat.gpus)
+    resting = {gpu for worker in seats.resting for gpu in worker.gpus}
+    starts = {gpu for seat in seats.options if seat.kind is SeatKind.START for gpu in seat.gpus}
+    return frozenset(gpu for gpu, count in uses.items() if count > 1) | (resting & starts)
+
+
+def _seated(seats: Seats, counts: Mapping[_Kin, int]) -> tuple[Seat, ...] | None:
+    """Seats with these counts of each class, no two on one GPU; None where taking what looks best, one by one, fails."""
+    classes: dict[_Kin, list[Seat]] = {kin: [] for kin in counts}
+    for seat in seats.options:
+        classes[_kin(seat)].append(seat)
+    hall = _Hall(seats, {kin: len(classes[kin]) - count for kin, count in counts.items() if kin[0] is SeatKind.KEEP})
+    taken: list[Seat] = []
+    for kin in sorted((kin for kin in counts if kin[0] is not SeatKind.KEEP), key=lambda kin: -kin[2]):
+        chosen = hall.take(classes[kin], counts[kin])
+        if len(chosen) < counts[kin]:
+            return None
+        taken += chosen
+    for kin, count in counts.items():
+        if kin[0] is SeatKind.KEEP:
+            taken += [seat for seat in classes[kin] if seat.worker not in hall.gone][:count]
+    return tuple(taken)
+
+
+class _Hall:
+    """Who sits where while newcomers are seated, the large ones first, each where it displaces the fewest."""
+
+    def __init__(self, seats: Seats, spare: dict[_Kin, int]) -> None:
+        self.gone: set[WorkerId] = set()
+        """Workers displaced."""
+        self._spare = spare
+        """Workers of each class that may be; any number of those that nobody asked for."""
+        self._used: set[GpuId] = set()
+        self._resting = {gpu for worker in seats.resting for gpu in worker.gpus}
+        self._holder = {gpu: worker.id for worker in seats.serving for gpu in worker.gpus}
+        self._kin = {seat.worker: _kin(seat) for seat in seats.options if seat.kind is SeatKind.KEEP}
+
+    def take(self, options: Sequence[Seat], count: int) -> list[Seat]:
+        """Seat so many, if so many can be."""
+        chosen: list[Seat] = []
+        for seat in sorted(options, key=lambda seat: len(self._holders(seat))):
+            if len(chosen) == count:
+                break
+            if self._fits(seat):
+                chosen.append(seat)
+                self._used.update(seat.gpus)
+                displaced = self._holders(seat) - self.gone
+                self.gone |= displaced
+                for kin in map(self._kin.get, displaced):
+                    if kin is not None:
+                        self._spare[kin] -= 1
+        return chosen
+
+    def _fits(self, seat: Seat) -> bool:
+        if not self._used.isdisjoint(seat.gpus):
+            return False
+        if seat.kind is SeatKind.START and not self._resting.isdisjoint(seat.gpus):
+            return False  # ending a worker that rests costs something, which counts by class do not know
+        wanted = Counter(self._kin[worker] for worker in self._holders(seat) - self.gone if worker in self._kin)
+        return all(count <= self._spare[kin] for kin, count in wanted.items())
+
+    def _holders(self, seat: Seat) -> set[WorkerId]:
+        return {self._holder[gpu] for gpu in seat.gpus if gpu in self._holder}
