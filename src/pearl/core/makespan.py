@@ -19,6 +19,7 @@ from pearl.core.progress import Progress
 from pearl.core.shape import Pool, Shape
 from pearl.core.state import Role
 from pearl.core.workload import WorkloadProfile
+from pearl.errors import ShapeError
 
 Ints = npt.NDArray[np.int64]
 SERVING_ROLES = (Role.PREFILL, Role.DECODE, Role.COLOCATED)
@@ -119,14 +120,14 @@ def candidates_of(targets: Sequence[Target]) -> Candidates:
     """Targets as arrays.
 
     Raises:
-        ValueError: a role has workers of two tensor parallelisms.
+        ShapeError: a role has workers of two tensor parallelisms.
     """
     workers = {role: np.zeros(len(targets), dtype=np.int64) for role in SERVING_ROLES}
     tp = {role: np.ones(len(targets), dtype=np.int64) for role in SERVING_ROLES}
     for index, target in enumerate(targets):
         for pool in target.shape.pools:
             if workers[pool.role][index]:
-                raise ValueError(f"shape {target.shape}: got two tensor parallelisms for {pool.role.value}, want one")
+                raise ShapeError(f"shape {target.shape}: got two tensor parallelisms for {pool.role.value}, want one")
             workers[pool.role][index], tp[pool.role][index] = pool.workers, pool.tp
     return Candidates(
         workers=workers, tp=tp, append_tokens=np.array([t.append_tokens for t in targets], dtype=np.int64)

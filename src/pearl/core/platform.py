@@ -16,6 +16,8 @@ from pearl.errors import ProfileError
 
 LARGEST_SURPRISE = 4.0
 """One measurement counts as at most this many times what was expected, and at least as one part in it."""
+LARGEST_SCALE = 1e3
+"""A scale stays within this and one part in it: beyond, the profile is of another device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,16 +97,19 @@ def refit_scale(platform: Platform, tp: int, measured_over_expected: float, shar
     if tp not in platform.by_tp or not (math.isfinite(measured_over_expected) and measured_over_expected > 0):
         return platform
     step = min(math.log(LARGEST_SURPRISE), max(-math.log(LARGEST_SURPRISE), math.log(measured_over_expected)))
-    scale = platform.scale(tp) * math.exp(share * step)
+    scale = min(LARGEST_SCALE, max(1 / LARGEST_SCALE, platform.scale(tp) * math.exp(share * step)))
     return replace(platform, time_scale=MappingProxyType({**platform.time_scale, tp: scale}))
 
 
 def refit_costs(costs: TransitionCosts, measured_s: Mapping[str, float], share: float) -> TransitionCosts:
-    """Follow what changes took: name of the cost -> seconds; unknown names and nonsense teach nothing."""
+    """Follow what changes took: name of the cost -> seconds; unknown names and nonsense teach nothing.
+
+    A cost that is taken to be 0 has no surprise: it follows whatever was measured.
+    """
     changes: dict[str, float] = {}
     for each in fields(costs):
         seconds, had = measured_s.get(each.name, math.nan), getattr(costs, each.name)
         if math.isfinite(seconds) and seconds >= 0:
-            limit = LARGEST_SURPRISE * had if had > 0 else seconds
-            changes[each.name] = had + share * (min(seconds, limit) - had)
+            counted = min(had * LARGEST_SURPRISE, max(had / LARGEST_SURPRISE, seconds)) if had > 0 else seconds
+            changes[each.name] = had + share * (counted - had)
     return replace(costs, **changes)

@@ -2,7 +2,8 @@
 
 Law: a profile is refitted once per training step from the turns that ended in it, by an exponential moving average of whole
 distributions. One step moves it by `share` at most, and a value beyond `OUTLIER` times the largest one seen so far counts as
-that, so that one hung tool call or one broken clock moves nothing far; what is not a finite number >= 0 is left out and counted.
+that, so that one hung tool call or one broken clock moves nothing far; what is not a number 0 .. `LARGEST` is left out and
+counted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from pearl.core.distribution import Distribution, Floats, distribution_of
+from pearl.core.distribution import LARGEST, Distribution, Floats, distribution_of
 from pearl.errors import ProfileError
 
 Number = TypeVar("Number", float, Floats)
@@ -105,33 +106,36 @@ def refit_workload(profile: WorkloadProfile, sample: WorkloadSample, share: floa
     for name in _DISTRIBUTIONS:
         low = 1.0 if name == "turns" else 0.0
         seen: Sequence[float] = getattr(sample, name)
-        sound = [value for value in seen if math.isfinite(value) and value >= low]
+        sound = [value for value in seen if low <= value <= LARGEST]
         ignored += len(seen) - len(sound)
         if sound:
             old: Distribution = getattr(profile, name)
             changes[name] = old.mixed_with(_tamed(sound, old), share)
+    # Theta follows as its share f: an average of thetas would leap at a step that hardly decoded.
+    decoding = 1 / (1 + profile.theta)
+    overhead = profile.turn_overhead_s
     scalars = {
-        "retained": (profile.retained, sample.retained, 1.0),
-        "turn_overhead_s": (profile.turn_overhead_s, sample.turn_overhead_s, math.inf),
-        "theta": (profile.theta, _theta(sample.decoding_share), math.inf),
+        "retained": (profile.retained, sample.retained, 1.0, 1.0),
+        "turn_overhead_s": (overhead, sample.turn_overhead_s, LARGEST, _limit(overhead)),
+        "theta": (decoding, sample.decoding_share, 1.0, 1.0),
     }
-    for name, (had, new, high) in scalars.items():
+    for name, (had, new, high, limit) in scalars.items():
         if new is None:
             continue
-        if not (math.isfinite(new) and 0 <= new <= high):
+        if not 0 <= new <= high:
             ignored += 1
             continue
-        changes[name] = had + share * (new - had)
+        moved = had + share * (min(new, limit) - had)
+        changes[name] = bubble_ratio(moved) if name == "theta" else moved
     return Refit(profile=replace(profile, **changes), ignored=ignored)  # type: ignore[arg-type]
 
 
 def _tamed(values: Sequence[float], old: Distribution) -> Distribution:
-    """With values far beyond everything known cut down; where all known is 0 nothing can be called far."""
-    limit = OUTLIER * old.largest if old.largest > 0 else math.inf
+    """With values far beyond everything known cut down."""
+    limit = _limit(old.largest)
     return distribution_of([min(value, limit) for value in values])
 
 
-def _theta(decoding_share: float | None) -> float | None:
-    if decoding_share is None:
-        return None
-    return bubble_ratio(decoding_share) if 0 <= decoding_share <= 1 else math.nan
+def _limit(known: float) -> float:
+    """What a value may count as; where all known is 0 nothing can be called far."""
+    return min(LARGEST, OUTLIER * known) if known > 0 else LARGEST

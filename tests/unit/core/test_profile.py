@@ -238,6 +238,7 @@ class TestFile:
             (lambda d: d.update(tp=10**400), r"tp: got a whole number beyond 2\*\*53, want"),
             (lambda d: d.update(model=""), "model: got '', want text"),
             (lambda d: d.update(device=3), "device: got 3, want text"),
+            (lambda d: d.update(device={"name": "x"}), "device: got an object, want text"),
             (lambda d: d.update(kv_capacity_tokens=None), "kv_capacity_tokens: got null, want a whole number >= 1"),
             (lambda d: d.update(sleep_s=-1), "sleep_s: got -1, want a finite number >= 0"),
             (lambda d: d.update(sleep_s=None), "sleep_s: got null, want a number >= 0"),

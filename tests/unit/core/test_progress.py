@@ -1,0 +1,76 @@
+"""Progress of a batch: shares by hand, every bound on both sides."""
+
+from __future__ import annotations
+
+import pytest
+
+from pearl.core.progress import Progress, fresh_batch
+from pearl.errors import ProfileError
+
+
+def progress(**changes: object) -> Progress:
+    values: dict[str, object] = {"batch_trajectories": 8, "unfinished": 6, "live_groups": 4, "needed_groups": 2}
+    return Progress(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_what_is_in_flight() -> None:
+    found = progress(running={0: 3, 2: 4, 7: 1})
+    assert found.in_flight == 8
+    assert found.fraction == 0.75
+    assert progress().in_flight == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"batch_trajectories": 1, "unfinished": 0},
+        {"unfinished": 0},
+        {"unfinished": 8},
+        {"live_groups": 0, "needed_groups": 0},
+        {"needed_groups": 0},
+        {"needed_groups": 4},
+        {"running": {0: 0}},
+    ],
+)
+def test_the_edges_are_allowed(changes: dict[str, object]) -> None:
+    found = progress(**changes)
+    assert {name: getattr(found, name) for name in changes} == changes
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_trajectories": 0, "unfinished": 0}, "batch_trajectories: got 0, want >= 1"),
+        ({"unfinished": -1}, r"unfinished: got -1, want 0\.\.8"),
+        ({"unfinished": 9}, r"unfinished: got 9, want 0\.\.8"),
+        ({"live_groups": -1}, "live_groups: got -1, want >= 0"),
+        ({"needed_groups": -1}, r"needed_groups: got -1, want 0\.\.4"),
+        ({"needed_groups": 5}, r"needed_groups: got 5, want 0\.\.4"),
+        ({"running": {-1: 2}}, "running: got 2 trajectories at turn -1, want numbers >= 0"),
+        ({"running": {1: 1, 3: -2}}, "running: got -2 trajectories at turn 3, want numbers >= 0"),
+    ],
+)
+def test_refused_by_name(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ProfileError, match=f"^progress: {message}$"):
+        progress(**changes)
+
+
+def test_a_fresh_batch() -> None:
+    assert fresh_batch(4, 16) == Progress(
+        batch_trajectories=64, unfinished=64, live_groups=4, needed_groups=4, running={0: 64}
+    )
+
+
+def test_a_fresh_batch_beside_a_later_one() -> None:
+    assert fresh_batch(4, 16, batches=2) == Progress(
+        batch_trajectories=64, unfinished=64, live_groups=8, needed_groups=4, running={0: 128}
+    )
+
+
+@pytest.mark.parametrize(
+    ("groups", "size", "batches", "name"),
+    [(0, 16, 1, "batch_trajectories"), (4, 0, 1, "batch_trajectories"), (4, 16, 0, "needed_groups")],
+)
+def test_a_batch_of_nothing_is_refused(groups: int, size: int, batches: int, name: str) -> None:
+    with pytest.raises(ProfileError, match=name):
+        fresh_batch(groups, size, batches=batches)
