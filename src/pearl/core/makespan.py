@@ -107,9 +107,15 @@ class Forecast(Protocol):
 class Predictor(Protocol):
     """Predicts makespans."""
 
-    name: str
-    appends: bool
-    """Whether it can tell targets with append-prefill from those without."""
+    @property
+    def name(self) -> str:
+        """For people."""
+        ...
+
+    @property
+    def appends(self) -> bool:
+        """Whether it can tell targets with append-prefill from those without."""
+        ...
 
     def forecast(self, profile: Profile, progress: Progress) -> Forecast:
         """What depends on no candidate, worked out once for all that a decision looks at."""

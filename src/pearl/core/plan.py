@@ -45,6 +45,8 @@ class PlanRequest:
     """GPUs for dedicated workers: reserved and external ones that are not about to leave."""
     lendable: frozenset[GpuId] = frozenset()
     """GPUs of the trainer that overlap workers may use now."""
+    leaving: frozenset[GpuId] = frozenset()
+    """GPUs to give back once nothing sits on them; those of external owners count, others stay the job's."""
 
     def __post_init__(self) -> None:
         for pool in self.shape.pools:
@@ -238,7 +240,9 @@ def _roles(demand: Mapping[tuple[Role, int], int], named: Mapping[WorkerId, Seat
             roles[slot] = seat.role
         else:
             others.append(slot)
-    open_roles = {tp: [role for (role, each), count in left.items() if each == tp for _ in range(count)] for _, tp in left}
+    open_roles = {
+        tp: [role for (role, each), count in left.items() if each == tp for _ in range(count)] for _, tp in left
+    }
     for slot in reversed(others):
         roles[slot] = open_roles[named[slot].tp].pop()
     return roles
@@ -263,7 +267,7 @@ def _changes(
         returned=_by_slot(returned),
         to_training=_owned(state, (gpu for worker in returned for gpu in worker.gpus), GpuOwner.TRAINING, held),
         vacated=_by_slot(worker for worker in seats.forced if not is_overlap(state, worker)),
-        to_source=_owned(state, state.gpus.keys() - request.usable, GpuOwner.EXTERNAL, held),
+        to_source=_owned(state, request.leaving, GpuOwner.EXTERNAL, held),
         removed=_by_slot([*(worker for worker in going if not is_overlap(state, worker)), *ended]),
         reassigned=MappingProxyType(
             {slot: roles[slot] for slot, seat in named.items() if seat.role not in (None, roles[slot])}

@@ -61,7 +61,7 @@ class Policy:
     """Dedicated GPUs that it uses at most; None: all."""
     shape: Shape | None = None
     """The one that it wants, always."""
-    thresholds: Thresholds = Thresholds()
+    thresholds: Thresholds = field(default_factory=Thresholds)
     lease_aware: bool = False
     """Whether workers start only on GPUs that are expected to stay long enough."""
     seeding_s: float = 0.0
@@ -81,7 +81,7 @@ class PolicyOptions:
     fixed_tp: int = 1
     """Of policies that know only one."""
     hybrid: bool = False
-    thresholds: Thresholds = Thresholds()
+    thresholds: Thresholds = field(default_factory=Thresholds)
     return_z: float = Z_95
     gpus: int | None = None
     """Of `roll_large`."""
@@ -100,7 +100,7 @@ class GivenTimes:
     name: str = "oracle"
     appends: bool = True
 
-    def forecast(self, profile: Profile, progress: Progress) -> Forecast:
+    def forecast(self, profile: Profile, progress: Progress) -> Forecast:  # noqa: ARG002 (the protocol's)
         """The same for all profiles."""
 
         def predict(candidates: Candidates) -> Predictions:
@@ -131,7 +131,7 @@ POLICIES = (
 )
 
 
-def policy_named(name: str, options: PolicyOptions = PolicyOptions()) -> Policy:
+def policy_named(name: str, options: PolicyOptions) -> Policy:
     """A policy by its name.
 
     Raises:

@@ -75,9 +75,7 @@ def untouchable(worker: Worker) -> bool:
     return worker.activity is Activity.TRANSITIONING or worker.role is Role.TRAINING
 
 
-def seats_of(
-    state: FleetState, usable: frozenset[GpuId], lendable: frozenset[GpuId], tps: Collection[int]
-) -> Seats:
+def seats_of(state: FleetState, usable: frozenset[GpuId], lendable: frozenset[GpuId], tps: Collection[int]) -> Seats:
     """All seats of workers with one of these tensor parallelisms, and the workers that must go."""
     allowed = usable | lendable
     taken = {gpu for worker in state.workers.values() if _holds(worker) for gpu in worker.gpus}
@@ -89,8 +87,7 @@ def seats_of(
     forced = tuple(
         worker
         for worker in ours
-        if not allowed.issuperset(worker.gpus)
-        and (worker.activity is Activity.ACTIVE or not is_overlap(state, worker))
+        if not allowed.issuperset(worker.gpus) and (worker.activity is Activity.ACTIVE or not is_overlap(state, worker))
     )
     workers = [*_worker_seats(state, serving, SeatKind.KEEP), *_worker_seats(state, asleep, SeatKind.WAKE)]
     sat_on = {frozenset(worker.gpus) for worker in inside}
@@ -113,9 +110,7 @@ def _holds(worker: Worker) -> bool:
 def _worker_seats(state: FleetState, workers: Collection[Worker], kind: SeatKind) -> Iterator[Seat]:
     for worker in workers:
         role = worker.role if kind is SeatKind.KEEP else None
-        yield Seat(
-            kind=kind, gpus=worker.gpus, worker=worker.id, role=role, overlap=is_overlap(state, worker)
-        )
+        yield Seat(kind=kind, gpus=worker.gpus, worker=worker.id, role=role, overlap=is_overlap(state, worker))
 
 
 def _blocks(

@@ -1,0 +1,362 @@
+"""`decide`: from an event to what the fleet does about it, and why.
+
+Every event takes the same stages: the budget of GPUs, the choice of a shape, its gates, the plan. Laws:
+
+- *pure*: the same policy, state, situation, moment and time give the same decision; what it needs to know of the past is in the
+  situation.
+- *settled*: once a plan is carried out, the same situation asks for nothing more.
+- *forced first*: what must go (training begins, a notice falls due, a role lost its last worker) goes whatever a move costs and
+  whatever is in transition; everything else waits until nothing is.
+- *accounted*: a decision carries the shapes it looked at and each gate's verdict with its numbers, acceptance and refusal alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from pearl.core.budget import Budget, budget_of
+from pearl.core.choose import Choice, Option, moves
+from pearl.core.consider import Lending, Settled, borrow_more, options_for, settle
+from pearl.core.decision import Decision, Gated, Moment, Reason, Situation
+from pearl.core.gate import GateReason, Verdict, expansion, return_by_s, return_due
+from pearl.core.makespan import Forecast, Infeasible, Target, candidates_of
+from pearl.core.plan import PlanRefusal, PlanRequest, plan
+from pearl.core.policy import Borrow, Policy
+from pearl.core.shape import Pool, Shape
+from pearl.core.state import Activity, FleetState, GpuOwner, Role, Worker
+from pearl.core.survival import expected_use_s
+from pearl.records.ids import GpuId
+
+LEAVE_MARGIN_S = 5.0
+"""How long before a notice falls due a worker begins to leave, beside the time that stopping takes."""
+HORIZON_S = 4 * 3600.0
+"""How far ahead the use of a lease is counted: the workload is known no further."""
+FALLBACKS = 5
+"""Other shapes that are tried where there is no way to the chosen one and something has to change."""
+
+
+def decide(policy: Policy, state: FleetState, situation: Situation, moment: Moment, now_s: float) -> Decision:
+    """What to do now; `now_s` is seconds on the clock of leases and notices, finite and >= 0."""
+    if not (math.isfinite(now_s) and now_s >= 0):
+        return Decision(reason=Reason.BAD_TIME)
+    scene = _scene(policy, state, situation, moment, now_s)
+    if scene.moving and not scene.forced and scene.current is not None and math.isfinite(scene.current.close_s):
+        return _decision(scene, Reason.IN_TRANSITION, scene.current)
+    budget, waits = _startable(scene)
+    budget, choice, settled = _dedicated(scene, budget)
+    gates = [*scene.gates, *waits, *settled.gates]
+    chosen = settled.option
+    if chosen is not None and scene.lending:
+        lending = Lending(
+            policy=policy,
+            forecast=scene.forecast,
+            platform=situation.profile.platform,
+            budget=budget,
+            toggle=situation.toggle,
+            borrowed=scene.borrowed,
+            now_s=now_s,
+        )
+        more = borrow_more(lending, chosen)
+        gates += more.gates
+        chosen = more.option
+    found = replace(scene, gates=tuple(gates), considered=choice.considered, evaluated=choice.evaluated + 1)
+    return _planned(found, budget, chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scene:
+    """What an event finds."""
+
+    policy: Policy
+    state: FleetState
+    situation: Situation
+    now_s: float
+    forecast: Forecast
+    leaving: frozenset[GpuId]
+    """GPUs that are left now."""
+    avoid: frozenset[GpuId]
+    """GPUs that are not used: those, those under notice without a worker, those that the policy leaves alone."""
+    lending: bool
+    """Whether training GPUs may serve."""
+    staying: tuple[Worker, ...]
+    """Rollout workers that serve, and may."""
+    forced: bool
+    """Whether others serve that may not."""
+    moving: bool
+    """Whether rollout workers are in transition."""
+    borrowed: int
+    """Overlap workers among those that stay."""
+    current: Option | None
+    """Those that stay, as a shape."""
+    gates: tuple[Gated, ...]
+    considered: tuple[Option, ...] = ()
+    evaluated: int = 1
+
+    @property
+    def returning(self) -> bool:
+        """Whether overlap workers serve that may not."""
+        stays = {worker.id for worker in self.staying}
+        return any(w.id not in stays and self.state.is_overlap(w.id) for w in self.state.active())
+
+
+# -- stage 1: what may be used --------------------------------------------------------------------------------------
+
+
+def _scene(policy: Policy, state: FleetState, situation: Situation, moment: Moment, now_s: float) -> _Scene:
+    forecast = policy.predictor.forecast(situation.profile, situation.progress)
+    serving = [worker for worker in state.active() if worker.role is not Role.TRAINING]
+    moving = any(
+        worker.activity is Activity.TRANSITIONING and worker.role is not Role.TRAINING
+        for worker in state.workers.values()
+    )
+    leaving = _leaving(state, situation, now_s)
+    avoid = _avoided(policy, state, serving, leaving)
+    gates: tuple[Gated, ...] = ()
+    lending = _lends(policy, situation, moment)
+    borrowed = [worker for worker in serving if state.is_overlap(worker.id)]
+    if borrowed:
+        due = _return(policy, situation, _option(forecast, situation, serving, len(borrowed)), moment, now_s)
+        gates = (Gated(gate="return", about=f"{len(borrowed)} workers", verdict=due),)
+        lending = lending and not due.passed
+    tps = situation.profile.platform.tps
+    budget = budget_of(state, tps, lending=lending, avoid=avoid)
+    allowed = budget.usable | budget.lendable
+    staying = tuple(worker for worker in serving if allowed.issuperset(worker.gpus))
+    lent = sum(state.is_overlap(worker.id) for worker in staying)
+    return _Scene(
+        policy=policy,
+        state=state,
+        situation=situation,
+        now_s=now_s,
+        forecast=forecast,
+        leaving=leaving,
+        avoid=avoid,
+        lending=lending,
+        staying=staying,
+        forced=len(staying) < len(serving),
+        moving=moving,
+        borrowed=lent,
+        current=_option(forecast, situation, staying, lent),
+        gates=gates,
+    )
+
+
+def _leaving(state: FleetState, situation: Situation, now_s: float) -> frozenset[GpuId]:
+    """GPUs whose notice, or lease, falls due within what it takes to leave them."""
+    lead_s = situation.profile.platform.costs.stop_s + LEAVE_MARGIN_S
+    return frozenset(gpu for gpu, end_s in state.ends_s().items() if end_s <= now_s + lead_s)
+
+
+def _avoided(
+    policy: Policy, state: FleetState, serving: Iterable[Worker], leaving: frozenset[GpuId]
+) -> frozenset[GpuId]:
+    busy = {gpu for worker in serving for gpu in worker.gpus}
+    avoid = leaving | {gpu for gpu in state.leaving() if gpu not in busy}
+    dedicated = [gpu.id for gpu in state.gpus.values() if gpu.owner is not GpuOwner.TRAINING]
+    if not policy.external:
+        avoid |= {gpu for gpu in dedicated if state.gpus[gpu].owner is GpuOwner.EXTERNAL}
+    if policy.gpus is not None:
+        kept = sorted((gpu for gpu in dedicated if gpu not in avoid), key=lambda gpu: (gpu not in busy, gpu))
+        avoid |= frozenset(kept[policy.gpus :])
+    return avoid
+
+
+def _lends(policy: Policy, situation: Situation, moment: Moment) -> bool:
+    if moment is Moment.TRAINING_BEGAN or policy.borrow is Borrow.NEVER:
+        return False
+    if policy.borrow is Borrow.SEEDING:
+        since_s = situation.since_training_s
+        return since_s is not None and since_s < policy.seeding_s
+    return True
+
+
+def _return(policy: Policy, situation: Situation, now: Option | None, moment: Moment, now_s: float) -> Verdict:
+    """Whether what is borrowed goes back."""
+    return return_due(
+        now_s=now_s,
+        close_s=math.inf if now is None else now.close_s,
+        error_s=0.0 if now is None else now.error_s,
+        return_s=situation.profile.platform.costs.return_s,
+        z=policy.return_z,
+        batch_closed=moment is Moment.TRAINING_BEGAN or situation.progress.needed_groups == 0,
+    )
+
+
+def _option(forecast: Forecast, situation: Situation, workers: Sequence[Worker], borrowed: int) -> Option | None:
+    """Workers as a shape with its prediction; None for none."""
+    if not workers:
+        return None
+    counts: dict[tuple[Role, int], int] = {}
+    for worker in workers:
+        pool = (worker.role, len(worker.gpus))
+        counts[pool] = counts.get(pool, 0) + 1
+    pools = [Pool(role=role, workers=counts[role, tp], tp=tp) for role, tp in sorted(counts, key=_pool_order)]
+    apart = Role.COLOCATED not in {role for role, _ in counts}
+    target = Target(shape=Shape(tuple(pools)), append_tokens=situation.append_tokens if apart else 0)
+    if len({role for role, _ in counts}) < len(counts):
+        # Two tensor parallelisms in a role: no predictor knows such a fleet, and none is ever chosen.
+        return Option(
+            target=target, borrowed=borrowed, close_s=math.inf, error_s=math.inf, infeasible=Infeasible.UNSUPPORTED
+        )
+    predicted = forecast(candidates_of([target]))
+    return Option(
+        target=target,
+        borrowed=borrowed,
+        close_s=float(predicted.close_s[0]),
+        error_s=float(predicted.error_s[0]),
+        infeasible=Infeasible(int(predicted.infeasible[0])),
+    )
+
+
+def _pool_order(pool: tuple[Role, int]) -> tuple[int, int]:
+    return list(Role).index(pool[0]), pool[1]
+
+
+# -- stage 2: what to do with it ------------------------------------------------------------------------------------
+
+
+def _startable(scene: _Scene) -> tuple[Budget, list[Gated]]:
+    """The budget without GPUs that are expected to be gone before a worker there would serve."""
+    platform = scene.situation.profile.platform
+    short = frozenset(
+        gpu for gpu, use_s in _expected_s(scene).items() if use_s <= platform.costs.start_s and scene.policy.lease_aware
+    )
+    budget = budget_of(scene.state, platform.tps, lending=scene.lending, avoid=scene.avoid | short)
+    if not short:
+        return budget, []
+    numbers = (("gpus", float(len(short))), ("start_s", platform.costs.start_s))
+    verdict = Verdict(passed=False, reason=GateReason.LEASE_TOO_SHORT, numbers=numbers)
+    return budget, [Gated(gate="lease", about=f"{len(short)} GPUs", verdict=verdict)]
+
+
+def _expected_s(scene: _Scene) -> dict[GpuId, float]:
+    """External GPUs on which no worker is -> how long they are expected to stay."""
+    state, situation = scene.state, scene.situation
+    taken = {gpu for worker in state.workers.values() for gpu in worker.gpus}
+    since_s = {gpu: lease.since_s for lease in state.leases.values() for gpu in lease.gpus}
+    ends_s = state.ends_s()
+
+    @cache
+    def use_s(began_s: float, end_s: float) -> float:
+        age_s, leaves_in_s = max(0.0, scene.now_s - began_s), end_s - scene.now_s
+        return expected_use_s(situation.leases, age_s, HORIZON_S, situation.lease_prior_s, leaves_in_s=leaves_in_s)
+
+    return {
+        gpu.id: use_s(since_s.get(gpu.id, scene.now_s), ends_s.get(gpu.id, math.inf))
+        for gpu in state.gpus.values()
+        if gpu.owner is GpuOwner.EXTERNAL and gpu.id not in taken and gpu.id not in scene.avoid
+    }
+
+
+def _dedicated(scene: _Scene, budget: Budget) -> tuple[Budget, Choice, Settled]:
+    """The shape with the borrowed workers that there are, new ones on free GPUs weighed against their leases; and on which GPUs."""
+    platform, costs = scene.situation.profile.platform, scene.situation.profile.platform.costs
+    choice = options_for(scene.policy, scene.forecast, platform, budget, scene.borrowed, scene.current)
+    settled = settle(scene.policy, choice, scene.current, costs, joining_s=0.0)
+    use_s = [seconds for gpu, seconds in _expected_s(scene).items() if gpu in budget.usable]
+    if not (scene.policy.lease_aware and use_s and scene.current and settled.option):
+        return budget, choice, settled
+    change = moves(scene.current.target.shape, settled.option.target.shape)
+    if change.added <= change.removed:
+        return budget, choice, settled
+    verdict = expansion(
+        expected_use_s=min(use_s),
+        start_s=costs.start_s,
+        old_s=scene.current.close_s,
+        new_s=settled.option.close_s,
+        finalise_s=costs.finalise_s,
+        role_changes_s=change.reassigned * costs.role_change_s / scene.current.target.shape.workers,
+    )
+    gate = Gated(gate="expansion", about=str(settled.option.target), verdict=verdict)
+    if verdict.passed:
+        return budget, choice, replace(settled, gates=(*settled.gates, gate))
+    avoid = scene.avoid | _expected_s(scene).keys()
+    smaller = budget_of(scene.state, platform.tps, lending=scene.lending, avoid=avoid)
+    choice = options_for(scene.policy, scene.forecast, platform, smaller, scene.borrowed, scene.current)
+    without = settle(scene.policy, choice, scene.current, costs, joining_s=0.0)
+    return smaller, choice, replace(without, gates=(*settled.gates, gate, *without.gates))
+
+
+# -- stage 3: how to get there --------------------------------------------------------------------------------------
+
+
+def _planned(scene: _Scene, budget: Budget, chosen: Option | None) -> Decision:
+    """The plan to the chosen shape; where there is none and something has to change, to the next best."""
+    stays = scene.current
+    if not scene.forced and (chosen is None or (stays is not None and chosen.target == stays.target)):
+        return _decision(scene, _kept(scene, chosen), chosen)
+    tried = [chosen] if chosen is not None else []
+    if scene.forced:
+        tried += [option for option in scene.considered[:FALLBACKS] if math.isfinite(option.close_s)]
+    refusal: PlanRefusal | None = None
+    for option in tried:
+        result = plan(scene.state, _request(scene, budget, option), scene.situation.profile.platform.costs)
+        if not isinstance(result, PlanRefusal):
+            moved = replace(_decision(scene, _why(scene, option), option), plan=result if result.groups else None)
+            return moved if result.groups else replace(moved, reason=_kept(scene, option))
+        refusal = refusal or result
+    if not scene.forced:
+        return replace(_decision(scene, Reason.NO_PLAN, stays), refusal=refusal)
+    # Nothing can serve; what must go goes all the same.
+    bare = Shape(()) if stays is None else stays.target.shape
+    request = replace(_request(scene, budget, stays), shape=bare)
+    result = plan(scene.state, request, scene.situation.profile.platform.costs)
+    reason = Reason.NOTHING_FITS if refusal is None else Reason.NO_PLAN
+    decision = replace(_decision(scene, reason, stays), refusal=refusal)
+    return decision if isinstance(result, PlanRefusal) else replace(decision, plan=result)
+
+
+def _request(scene: _Scene, budget: Budget, option: Option | None) -> PlanRequest:
+    return PlanRequest(
+        shape=Shape(()) if option is None else option.target.shape,
+        borrowed=0 if option is None else option.borrowed,
+        usable=budget.usable,
+        lendable=budget.lendable,
+        leaving=scene.leaving,
+    )
+
+
+def _kept(scene: _Scene, chosen: Option | None) -> Reason:
+    if chosen is None:
+        return Reason.NOTHING_FITS
+    refused = any(
+        not each.verdict.passed and each.gate in ("hysteresis", "expansion", "borrow") for each in scene.gates
+    )
+    return Reason.GATED if refused else Reason.BEST
+
+
+def _why(scene: _Scene, option: Option) -> Reason:
+    if scene.returning:
+        return Reason.RETURNED
+    if scene.forced or scene.current is None or math.isinf(scene.current.close_s):
+        return Reason.FORCED
+    return Reason.BORROWED if option.borrowed > scene.borrowed else Reason.MOVED
+
+
+def _decision(scene: _Scene, reason: Reason, chosen: Option | None) -> Decision:
+    return Decision(
+        reason=reason,
+        current=scene.current,
+        chosen=chosen,
+        gates=scene.gates,
+        considered=scene.considered,
+        evaluated=scene.evaluated,
+        look_again_s=_look_again_s(scene, chosen),
+    )
+
+
+def _look_again_s(scene: _Scene, chosen: Option | None) -> float | None:
+    """When borrowed GPUs, GPUs under notice, or a seeding window fall due."""
+    platform, policy = scene.situation.profile.platform, scene.policy
+    lead_s = platform.costs.stop_s + LEAVE_MARGIN_S
+    ends_s = scene.state.ends_s()
+    times = [ends_s[gpu] - lead_s for worker in scene.staying for gpu in worker.gpus if gpu in ends_s]
+    if chosen is not None and chosen.borrowed:
+        times.append(return_by_s(scene.now_s, chosen.close_s, chosen.error_s, platform.costs.return_s, policy.return_z))
+        since_s = scene.situation.since_training_s
+        if policy.borrow is Borrow.SEEDING and since_s is not None:
+            times.append(scene.now_s + policy.seeding_s - since_s)
+    return min((time_s for time_s in times if math.isfinite(time_s)), default=None)

@@ -1,0 +1,104 @@
+"""What goes into a decision beside the fleet's state, and what comes out of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from pearl.core.choose import Option
+from pearl.core.gate import Verdict
+from pearl.core.makespan import Profile
+from pearl.core.plan import Plan, PlanRefusal
+from pearl.core.progress import Progress
+from pearl.core.survival import LeaseHistory
+from pearl.core.toggle import ToggleEstimate
+
+LEASE_PRIOR_S = 3600.0
+"""How long a lease lasts before any was seen. A choice, between spot markets that take back within minutes and within days."""
+
+
+class Moment(enum.Enum):
+    """What there is to decide about."""
+
+    STARTED = "started"
+    TRAINING_BEGAN = "training_began"
+    """A batch is complete, and training needs its GPUs."""
+    TRAINING_FINISHED = "training_finished"
+    GPUS_CHANGED = "gpus_changed"
+    """GPUs came, left, or are under notice."""
+    WORKERS_CHANGED = "workers_changed"
+    """A plan is done or given up, or a worker is lost."""
+    REFITTED = "refitted"
+    TICK = "tick"
+    """Time has come to look again: `Decision.look_again_s`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """What is known beside the fleet's state."""
+
+    profile: Profile
+    progress: Progress
+    toggle: ToggleEstimate
+    append_tokens: int = 0
+    """Bound of append-prefill in force."""
+    leases: LeaseHistory = field(default_factory=LeaseHistory)
+    lease_prior_s: float = LEASE_PRIOR_S
+    since_training_s: float | None = None
+    """Seconds since the last update finished; None: training, or never."""
+
+
+class Reason(enum.Enum):
+    """What a decision comes down to."""
+
+    BEST = "best"
+    """Nothing is predicted to be faster than what there is."""
+    GATED = "gated"
+    """Something is, but not by enough: see the verdicts."""
+    MOVED = "moved"
+    BORROWED = "borrowed"
+    FORCED = "forced"
+    """Workers had to go, or what was left could not serve."""
+    RETURNED = "returned"
+    """Training GPUs go back."""
+    IN_TRANSITION = "in_transition"
+    """Nothing has to change, and the last change is not done."""
+    NOTHING_FITS = "nothing_fits"
+    """No shape on these GPUs can serve."""
+    NO_PLAN = "no_plan"
+    """There is no way to the shape: see `refusal`."""
+    BAD_TIME = "bad_time"
+    """Now is no time: not finite, or negative."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gated:
+    """A gate's verdict."""
+
+    gate: str
+    """return, lease, hysteresis, expansion or borrow."""
+    about: str
+    """The shape, or the GPUs, that it is about."""
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What the fleet does, and why."""
+
+    reason: Reason
+    current: Option | None = None
+    """What would serve if nothing were done: workers that can stay; None where there is none."""
+    chosen: Option | None = None
+    """What shall serve; None: nothing can."""
+    plan: Plan | None = None
+    """None: nothing changes."""
+    refusal: PlanRefusal | None = None
+    gates: tuple[Gated, ...] = ()
+    """In the order in which they were asked."""
+    considered: tuple[Option, ...] = ()
+    """The best of each kind of shape, fastest first, for the number of borrowed workers that there are."""
+    evaluated: int = 0
+    """Shapes predicted."""
+    look_again_s: float | None = None
+    """When, on the clock of `now_s`, something falls due; None: no time is known."""
