@@ -11,14 +11,14 @@ Ties go to the shape that changes least from the one that serves.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pearl.core.budget import Budget
 from pearl.core.makespan import SERVING_ROLES, Candidates, Forecast, Infeasible, Ints, Target
 from pearl.core.platform import Platform
-from pearl.core.shape import Shape
+from pearl.core.shape import Pool, Shape
 from pearl.core.state import Role
 
 POINTS = 9
@@ -85,10 +85,25 @@ class Line:
     """What each place adds."""
     append_tokens: int
     borrowed: int
+    second: int = 0
+    """Colocated workers of another tensor parallelism, at all places."""
+    second_tp: int = 1
 
     def workers(self, places: Ints) -> Ints:
         """Prefill, decode and colocated workers at some places, shape `[places, 3]`."""
         return np.add(self.first, np.multiply.outer(places, self.step))
+
+    def target(self, place: int) -> Target:
+        """The shape at a place."""
+        counts = [first + place * step for first, step in zip(self.first, self.step, strict=True)]
+        tps = (self.prefill_tp, self.decode_tp, self.colocated_tp, self.second_tp)
+        roles = (*SERVING_ROLES, Role.COLOCATED)
+        pools = [
+            Pool(role=role, workers=workers, tp=tp)
+            for role, workers, tp in zip(roles, (*counts, self.second), tps, strict=True)
+            if workers
+        ]
+        return Target(shape=Shape(tuple(pools)), append_tokens=self.append_tokens)
 
 
 def choose(
@@ -120,19 +135,22 @@ def search(forecast: Forecast, lines: Sequence[Line], space: Space, incumbent: T
 
 
 def lines_of(platform: Platform, budget: Budget, space: Space, borrowed: int) -> list[Line]:
-    """All lines of a budget; borrowed workers keep their tensor parallelism, so a role of another one cannot use them."""
+    """All lines of a budget.
+
+    Borrowed workers keep their tensor parallelism: they join a role that has it, or stand beside colocated workers of another.
+    """
     tps = [tp for tp in platform.tps if space.tps is None or tp in space.tps]
-    if borrowed > budget.overlap:
+    if borrowed and (borrowed > budget.overlap or budget.overlap_tp not in tps):
         return []
     lent = {budget.overlap_tp: borrowed} if borrowed else {}
     lines: list[Line] = []
     for tp in tps:
-        if borrowed and tp not in lent:
-            continue
         workers = budget.workers.get(tp, 0) + lent.get(tp, 0)
         if space.colocated and workers:
-            lines.append(_line((1, 1, tp), 1, (0, 0, workers), (0, 0, 0), 0, borrowed))
-        if space.hybrid:
+            line = _line((1, 1, tp), 1, (0, 0, workers), (0, 0, 0), 0, borrowed)
+            apart = borrowed > 0 and tp not in lent
+            lines.append(replace(line, second=borrowed, second_tp=budget.overlap_tp) if apart else line)
+        if space.hybrid and (not borrowed or tp in lent):
             lines += _hybrid_lines(tp, workers, space, borrowed)
     if space.disaggregated:
         pairs = [(p, d) for p in tps for d in tps if platform.allows(p, d)]
@@ -273,9 +291,8 @@ class _Found:
 
     def _option(self, lines: Sequence[Line], index: int) -> Option:
         line = lines[self.line[index]]
-        target = _candidates([line], [self.place[index : index + 1]], np.zeros(1, dtype=np.int64)).target(0)
         return Option(
-            target=target,
+            target=line.target(int(self.place[index])),
             borrowed=line.borrowed,
             close_s=float(self.close_s[index]),
             error_s=float(self.error_s[index]),
@@ -290,6 +307,8 @@ def _candidates(lines: Sequence[Line], places: Sequence[Ints], of: Ints) -> Cand
         workers={role: workers[:, side] for side, role in enumerate(SERVING_ROLES)},
         tp={role: tps[:, side] for side, role in enumerate(SERVING_ROLES)},
         append_tokens=np.array([line.append_tokens for line in lines])[of],
+        second=np.array([line.second for line in lines])[of],
+        second_tp=np.array([line.second_tp for line in lines])[of],
     )
 
 

@@ -28,6 +28,7 @@ from pearl.core.policy import Borrow, Policy
 from pearl.core.shape import Pool, Shape
 from pearl.core.state import Activity, FleetState, GpuOwner, Role, Worker
 from pearl.core.survival import expected_use_s
+from pearl.errors import ShapeError
 from pearl.records.ids import GpuId
 
 LEAVE_MARGIN_S = 5.0
@@ -196,12 +197,13 @@ def _option(forecast: Forecast, situation: Situation, workers: Sequence[Worker],
     pools = [Pool(role=role, workers=counts[role, tp], tp=tp) for role, tp in sorted(counts, key=_pool_order)]
     apart = Role.COLOCATED not in {role for role, _ in counts}
     target = Target(shape=Shape(tuple(pools)), append_tokens=situation.append_tokens if apart else 0)
-    if len({role for role, _ in counts}) < len(counts):
-        # Two tensor parallelisms in a role: no predictor knows such a fleet, and none is ever chosen.
+    try:
+        predicted = forecast(candidates_of([target]))
+    except ShapeError:
+        # More tensor parallelisms in a role than any choice has: only a fleet that was made by hand is like that.
         return Option(
             target=target, borrowed=borrowed, close_s=math.inf, error_s=math.inf, infeasible=Infeasible.UNSUPPORTED
         )
-    predicted = forecast(candidates_of([target]))
     return Option(
         target=target,
         borrowed=borrowed,
@@ -252,7 +254,7 @@ def _expected_s(scene: _Scene) -> dict[GpuId, float]:
 
 
 def _dedicated(scene: _Scene, budget: Budget) -> tuple[Budget, Choice, Settled]:
-    """The shape with the borrowed workers that there are, new ones on free GPUs weighed against their leases; and on which GPUs."""
+    """The shape with the borrowed workers that there are, and its GPUs; new workers are weighed against their leases."""
     platform, costs = scene.situation.profile.platform, scene.situation.profile.platform.costs
     choice = options_for(scene.policy, scene.forecast, platform, budget, scene.borrowed, scene.current)
     settled = settle(scene.policy, choice, scene.current, costs, joining_s=0.0)
@@ -323,7 +325,8 @@ def _kept(scene: _Scene, chosen: Option | None) -> Reason:
     if chosen is None:
         return Reason.NOTHING_FITS
     refused = any(
-        not each.verdict.passed and each.gate in ("hysteresis", "expansion", "borrow") for each in scene.gates
+        not each.verdict.passed and each.gate != "return" and each.verdict.reason is not GateReason.NO_CHANGE
+        for each in scene.gates
     )
     return Reason.GATED if refused else Reason.BEST
 

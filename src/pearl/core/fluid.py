@@ -20,10 +20,14 @@ Source: mean value relations of a closed queueing network, M/D/1 waiting at pref
 
 from __future__ import annotations
 
+import enum
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from pearl.core.distribution import Floats
 from pearl.core.drain import SLICES, Drain, drain_of
@@ -35,14 +39,18 @@ from pearl.core.stations import POINTS, stations_of
 RELATIVE_ERROR = 0.10
 """Standard deviation of predicted over true makespan, before any was observed. Source: iteration tables are about 10 % off after
 one fitted scalar; the fluid network itself was 5.5 % off on its reference cells."""
+Bools = npt.NDArray[np.bool_]
+
 FULLEST = 0.97
 """Utilisation beyond which a prefill pool counts as saturated."""
 BLOCK = 32
 """Candidates at a time: their arrays stay in a core's cache."""
+APPEND_TOKENS = (0, 256, 2048)
+"""Bounds of append-prefill to choose from: without, short replies, nearly all."""
 LONGEST = 0.99
 """Quantile of turns whose context must fit on a worker alone."""
-SPLITS = (0.2, 0.35, 0.5, 0.65, 0.8)
-"""Shares of trajectories that the colocated workers of a hybrid fleet may take; the best is taken."""
+SPLITS = tuple(share / 10 for share in range(11))
+"""Shares of trajectories that one of two sides of a fleet may take; the best is taken, anew in each slice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,37 +58,35 @@ class FluidPredictor:
     """Predicts with the drained closed network."""
 
     relative_error: float = RELATIVE_ERROR
+    bounds: tuple[int, ...] = APPEND_TOKENS
+    """Of append-prefill, in tokens: those that stations are made for from the start; others cost another making."""
     name: str = "pearl"
     appends: bool = True
 
     def forecast(self, profile: Profile, progress: Progress) -> Forecast:
-        """Of one profile and progress; stations are made for the bounds of append-prefill that candidates bring."""
+        """Of one profile and progress."""
         drain = drain_of(profile.workload, progress, _turn_cv(profile))
-        networks: dict[tuple[int, ...], _Network] = {}
+        network: _Network | None = None
 
         def predict(candidates: Candidates) -> Predictions:
             infeasible = _infeasible(candidates, profile)
             if drain is None:
                 nothing = np.zeros(len(candidates))
                 return Predictions(close_s=nothing, error_s=nothing, infeasible=infeasible)
-            bounds = np.unique(candidates.append_tokens)
-            key = tuple(bounds.tolist())
-            if key not in networks:
-                networks[key] = _Network(profile, drain, bounds)
-            return self._predictions(networks[key], candidates, drain, infeasible)
+            nonlocal network
+            if network is None or not network.knows(candidates.append_tokens):
+                network = _Network(profile, drain, np.union1d(candidates.append_tokens, self.bounds))
+            return self._predictions(network, candidates, drain, infeasible)
 
         return predict
 
     def _predictions(self, network: _Network, candidates: Candidates, drain: Drain, infeasible: Ints) -> Predictions:
         close, error = np.full(len(candidates), np.inf), np.full(len(candidates), np.inf)
-        has_c, has_pd = candidates.workers[Role.COLOCATED] > 0, candidates.workers[Role.DECODE] > 0
         able = infeasible == Infeasible.NO
-        for chosen, rate in (
-            (able & has_c & ~has_pd, network.colocated),
-            (able & has_pd & ~has_c, network.disaggregated),
-            (able & has_pd & has_c, network.hybrid),
-        ):
-            places = np.flatnonzero(chosen)
+        has = _sides(candidates)
+        for sides in _MIXES:
+            rate = partial(network.rate, sides)
+            places = np.flatnonzero(able & np.all([has[side] == (side in sides) for side in _Side], axis=0))
             for block in (places[at : at + BLOCK] for at in range(0, len(places), BLOCK)):
                 turn_s = drain.population / rate(network.fleets(candidates, block))
                 close[block] = turn_s @ drain.slice_turns
@@ -96,11 +102,17 @@ class _Fleets:
     prefill: Floats
     decode: Floats
     colocated: Floats
+    second: Floats
     prefill_tp: Ints
     decode_tp: Ints
     colocated_tp: Ints
+    second_tp: Ints
     append: Ints
     """Place of the bound of append-prefill among the bounds, shape `[S]`."""
+
+    def repeated(self, times: int) -> _Fleets:
+        """Each so many times, one after the other."""
+        return _Fleets(**{each.name: np.repeat(getattr(self, each.name), times, axis=0) for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +135,35 @@ class _Curve:
         return np.asarray(x0 + along * (x1 - x0), dtype=np.float64)
 
 
+class _Side(enum.Enum):
+    """A part of a fleet that serves trajectories whole."""
+
+    PAIRED = "paired"
+    """Prefill and decode workers."""
+    FIRST = "first"
+    """Colocated workers."""
+    SECOND = "second"
+    """Colocated workers of another tensor parallelism."""
+
+
+_MIXES = (
+    (_Side.PAIRED,),
+    (_Side.FIRST,),
+    (_Side.PAIRED, _Side.FIRST),
+    (_Side.FIRST, _Side.SECOND),
+)
+"""What fleets can be made of."""
+
+
+def _sides(candidates: Candidates) -> dict[_Side, Bools]:
+    workers = candidates.workers
+    return {
+        _Side.PAIRED: workers[Role.DECODE] > 0,
+        _Side.FIRST: workers[Role.COLOCATED] > 0,
+        _Side.SECOND: candidates.second > 0,
+    }
+
+
 class _Network:
     """Rates of fleets along one drain."""
 
@@ -131,50 +172,58 @@ class _Network:
         self._stations = stations_of(profile.workload, profile.platform, drain, bounds)
         self._tps = np.array(profile.platform.tps)
 
+    def knows(self, append_tokens: Ints) -> bool:
+        """Whether there are stations for all of these bounds."""
+        return bool(np.isin(append_tokens, self._bounds).all())
+
     def fleets(self, candidates: Candidates, chosen: Ints) -> _Fleets:
         """The chosen candidates as columns."""
 
-        def column(role: Role) -> Floats:
-            return candidates.workers[role][chosen].astype(np.float64)[:, None, None]
+        def column(workers: Ints) -> Floats:
+            return workers[chosen].astype(np.float64)[:, None, None]
 
-        def place(role: Role) -> Ints:
-            return np.searchsorted(self._tps, candidates.tp[role][chosen])
+        def place(tp: Ints) -> Ints:
+            # Tensor parallelisms of roles without workers may be unknown; any place will do.
+            return np.minimum(np.searchsorted(self._tps, tp[chosen]), len(self._tps) - 1)
+
+        workers, tp = candidates.workers, candidates.tp
 
         return _Fleets(
-            prefill=column(Role.PREFILL),
-            decode=column(Role.DECODE),
-            colocated=column(Role.COLOCATED),
-            prefill_tp=place(Role.PREFILL),
-            decode_tp=place(Role.DECODE),
-            colocated_tp=place(Role.COLOCATED),
+            prefill=column(workers[Role.PREFILL]),
+            decode=column(workers[Role.DECODE]),
+            colocated=column(workers[Role.COLOCATED]),
+            second=column(candidates.second),
+            prefill_tp=place(tp[Role.PREFILL]),
+            decode_tp=place(tp[Role.DECODE]),
+            colocated_tp=place(tp[Role.COLOCATED]),
+            second_tp=place(candidates.second_tp),
             append=np.searchsorted(self._bounds, candidates.append_tokens[chosen]),
         )
 
-    def colocated(self, fleets: _Fleets) -> Floats:
-        """Turns per second of colocated fleets, shape `[S, SLICES]`."""
-        everyone = self._everyone(fleets)
-        return self._colocated_curve(fleets, everyone).at(everyone)
+    def rate(self, sides: Sequence[_Side], fleets: _Fleets) -> Floats:
+        """Turns per second, shape `[S, SLICES]`; of two sides each trajectory is on one."""
+        count = len(fleets.append)
+        everyone = np.broadcast_to(self._drain.population, (count, SLICES))
+        if len(sides) == 1:
+            return self._rate(sides[0], fleets, everyone)
+        fleets = fleets.repeated(len(SPLITS))
+        share = np.tile(SPLITS, count)[:, None]
+        one, other = (self._drain.population * part for part in (share, 1 - share))
+        together = self._rate(sides[0], fleets, one) + self._rate(sides[1], fleets, other)
+        return np.asarray(together.reshape(count, len(SPLITS), SLICES).max(axis=1), dtype=np.float64)
 
-    def disaggregated(self, fleets: _Fleets) -> Floats:
-        """Turns per second of xPyD fleets, shape `[S, SLICES]`."""
-        everyone = self._everyone(fleets)
-        return self._disaggregated_curve(fleets, everyone).at(everyone)
+    def _rate(self, side: _Side, fleets: _Fleets, population: Floats) -> Floats:
+        match side:
+            case _Side.PAIRED:
+                curve = self._paired_curve(fleets, population)
+            case _Side.FIRST:
+                curve = self._colocated_curve(fleets.colocated, fleets.colocated_tp, population)
+            case _Side.SECOND:
+                curve = self._colocated_curve(fleets.second, fleets.second_tp, population)
+        return curve.at(population)
 
-    def hybrid(self, fleets: _Fleets) -> Floats:
-        """Turns per second of fleets with both, each trajectory on one side; shape `[S, SLICES]`."""
-        everyone = self._everyone(fleets)
-        rates = [
-            self._colocated_curve(fleets, everyone * split).at(everyone * split)
-            + self._disaggregated_curve(fleets, everyone * (1 - split)).at(everyone * (1 - split))
-            for split in SPLITS
-        ]
-        return np.asarray(np.max(rates, axis=0), dtype=np.float64)
-
-    def _everyone(self, fleets: _Fleets) -> Floats:
-        return np.broadcast_to(self._drain.population, (len(fleets.append), SLICES))
-
-    def _colocated_curve(self, fleets: _Fleets, population: Floats) -> _Curve:
-        s, workers, tp = self._stations, fleets.colocated, fleets.colocated_tp
+    def _colocated_curve(self, workers: Floats, tp: Ints, population: Floats) -> _Curve:
+        s = self._stations
         reuse = _reuse(s.capacity[tp, None] * workers[:, 0], population * s.prefix)
         again = ((1 - reuse) * s.prefix)[..., None]
         n = s.running[tp]
@@ -184,7 +233,7 @@ class _Network:
         waited = prefill * (1 + busy / (2 * (1 - busy)))
         return _Curve(population=workers * (s.n + per_s * (s.apart_s + waited)), per_s=workers * per_s)
 
-    def _disaggregated_curve(self, fleets: _Fleets, population: Floats) -> _Curve:
+    def _paired_curve(self, fleets: _Fleets, population: Floats) -> _Curve:
         s, x, y, tp, append = self._stations, fleets.prefill, fleets.decode, fleets.decode_tp, fleets.append
         kept = _reuse(s.capacity[tp, None] * y[:, 0], population * s.prefix)[..., None]
         n = s.running[tp]
@@ -243,20 +292,28 @@ def _reuse(capacity_tokens: Floats, needed_tokens: Floats) -> Floats:
 def _infeasible(candidates: Candidates, profile: Profile) -> Ints:
     """Why candidates cannot serve, `Infeasible.NO` where they can."""
     platform, workers = profile.platform, candidates.workers
-    some = {role: workers[role] > 0 for role in SERVING_ROLES}
-    nobody = ~(some[Role.COLOCATED] | some[Role.DECODE]) | (some[Role.PREFILL] != some[Role.DECODE])
+    pools = [(workers[role] > 0, candidates.tp[role]) for role in SERVING_ROLES]
+    pools.append((candidates.second > 0, candidates.second_tp))
+    (prefill, _), (decode, _), (colocated, _), (second, _) = pools
+    nobody = ~(colocated | decode) | (prefill != decode)
+    unsupported = second & (~colocated | decode)
     unknown = np.zeros(len(candidates), dtype=bool)
     small = np.zeros(len(candidates), dtype=bool)
     longest = profile.workload.context_tokens(profile.workload.turns.quantile(LONGEST) - 1)
-    for role in SERVING_ROLES:
-        unknown |= some[role] & ~np.isin(candidates.tp[role], platform.tps)
-        tight = [tp for tp in platform.tps if platform.by_tp[tp].kv_capacity_tokens < longest]
-        small |= some[role] & np.isin(candidates.tp[role], tight)
+    tight = [tp for tp in platform.tps if platform.by_tp[tp].kv_capacity_tokens < longest]
+    for some, tp in pools:
+        unknown |= some & ~np.isin(tp, platform.tps)
+        small |= some & np.isin(tp, tight)
     if platform.tp_pairs is not None:
         pairs = zip(candidates.tp[Role.PREFILL].tolist(), candidates.tp[Role.DECODE].tolist(), strict=True)
-        unknown |= some[Role.PREFILL] & np.array([pair not in platform.tp_pairs for pair in pairs], dtype=bool)
-    reasons = (Infeasible.NO_WORKERS, Infeasible.UNKNOWN_TP, Infeasible.KV_CAPACITY)
-    return np.select([nobody, unknown, small], list(reasons), Infeasible.NO)
+        unknown |= prefill & np.array([pair not in platform.tp_pairs for pair in pairs], dtype=bool)
+    found = {
+        Infeasible.UNSUPPORTED: unsupported,
+        Infeasible.NO_WORKERS: nobody,
+        Infeasible.UNKNOWN_TP: unknown,
+        Infeasible.KV_CAPACITY: small,
+    }
+    return np.select(list(found.values()), list(found), Infeasible.NO)
 
 
 def _turn_cv(profile: Profile) -> float:

@@ -121,12 +121,13 @@ def change_kind(old: Shape, new: Shape) -> ChangeKind:
         return ChangeKind.NONE
     if not before or not after:
         return ChangeKind.SIZE
-    if any(tp not in _tps(before, role) for role, tp in after):
+    changes = [after.get(pool, 0) - before.get(pool, 0) for pool in before | after]
+    both = min(changes) < 0 < max(changes)
+    if both and any(tp not in _tps(before, role) for role, tp in after):
         return ChangeKind.TP
     if _mode(before) != _mode(after):
         return ChangeKind.MODE
-    changes = [after.get(pool, 0) - before.get(pool, 0) for pool in before | after]
-    return ChangeKind.RATIO if min(changes) < 0 < max(changes) else ChangeKind.SIZE
+    return ChangeKind.RATIO if both else ChangeKind.SIZE
 
 
 def _tps(pools: dict[tuple[Role, int], int], role: Role) -> set[int]:

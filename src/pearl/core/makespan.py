@@ -47,7 +47,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Targets side by side; at most one tensor parallelism per role."""
+    """Targets side by side: one tensor parallelism per role, but for a second one of colocated workers."""
 
     workers: dict[Role, Ints]
     """Prefill, decode, colocated -> shape `[N]`."""
@@ -55,18 +55,25 @@ class Candidates:
     """Shape `[N]`; 1 where there is no worker."""
     append_tokens: Ints
     """Shape `[N]`."""
+    second: Ints
+    """Colocated workers of another tensor parallelism: borrowed ones, which keep theirs. Shape `[N]`."""
+    second_tp: Ints
+    """Shape `[N]`; 1 where there is none."""
 
     def __len__(self) -> int:
         return len(self.append_tokens)
 
     def target(self, index: int) -> Target:
         """One of them as a target."""
-        pools = tuple(
+        pools = [
             Pool(role=role, workers=int(self.workers[role][index]), tp=int(self.tp[role][index]))
             for role in SERVING_ROLES
             if self.workers[role][index] > 0
-        )
-        return Target(shape=Shape(pools), append_tokens=int(self.append_tokens[index]))
+        ]
+        if self.second[index] > 0:
+            second = int(self.second[index])
+            pools.append(Pool(role=Role.COLOCATED, workers=second, tp=int(self.second_tp[index])))
+        return Target(shape=Shape(tuple(pools)), append_tokens=int(self.append_tokens[index]))
 
 
 class Infeasible(enum.IntEnum):
@@ -126,15 +133,22 @@ def candidates_of(targets: Sequence[Target]) -> Candidates:
     """Targets as arrays.
 
     Raises:
-        ShapeError: a role has workers of two tensor parallelisms.
+        ShapeError: a role has workers of more tensor parallelisms than arrays can hold: two of colocated, else one.
     """
-    workers = {role: np.zeros(len(targets), dtype=np.int64) for role in SERVING_ROLES}
-    tp = {role: np.ones(len(targets), dtype=np.int64) for role in SERVING_ROLES}
+    count = len(targets)
+    workers = {role: np.zeros(count, dtype=np.int64) for role in SERVING_ROLES}
+    tp = {role: np.ones(count, dtype=np.int64) for role in SERVING_ROLES}
+    second, second_tp = np.zeros(count, dtype=np.int64), np.ones(count, dtype=np.int64)
     for index, target in enumerate(targets):
         for pool in target.shape.pools:
-            if workers[pool.role][index]:
-                raise ShapeError(f"shape {target.shape}: got two tensor parallelisms for {pool.role.value}, want one")
-            workers[pool.role][index], tp[pool.role][index] = pool.workers, pool.tp
-    return Candidates(
-        workers=workers, tp=tp, append_tokens=np.array([t.append_tokens for t in targets], dtype=np.int64)
-    )
+            if not workers[pool.role][index]:
+                workers[pool.role][index], tp[pool.role][index] = pool.workers, pool.tp
+            elif pool.role is Role.COLOCATED and not second[index]:
+                second[index], second_tp[index] = pool.workers, pool.tp
+            else:
+                most = "two" if pool.role is Role.COLOCATED else "one"
+                raise ShapeError(
+                    f"shape {target.shape}: got another tensor parallelism for {pool.role.value}, want at most {most}"
+                )
+    append_tokens = np.array([target.append_tokens for target in targets], dtype=np.int64)
+    return Candidates(workers=workers, tp=tp, append_tokens=append_tokens, second=second, second_tp=second_tp)

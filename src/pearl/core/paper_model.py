@@ -233,7 +233,7 @@ def _refusals(
     full = apart & (batch.trajectories * batch.final_tokens > capacity_tokens)
     reasons = [
         (((x > 0) != (y > 0)) | (x + y + n == 0), Infeasible.NO_WORKERS),
-        (apart & (n > 0), Infeasible.UNSUPPORTED),
+        ((apart & (n > 0)) | (candidates.second > 0), Infeasible.UNSUPPORTED),
         (~usable, Infeasible.UNKNOWN_TP),
         (full, Infeasible.KV_CAPACITY),
     ]

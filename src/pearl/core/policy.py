@@ -21,7 +21,7 @@ from typing import TypeVar
 import numpy as np
 
 from pearl.core.choose import Space
-from pearl.core.fluid import FluidPredictor
+from pearl.core.fluid import APPEND_TOKENS, FluidPredictor
 from pearl.core.gate import Z_95, Thresholds
 from pearl.core.makespan import Candidates, Forecast, Infeasible, Predictions, Predictor, Profile
 from pearl.core.paper_model import PaperPredictor
@@ -29,9 +29,6 @@ from pearl.core.progress import Progress
 from pearl.core.shape import Shape
 from pearl.core.state import Role
 from pearl.errors import ConfigError
-
-APPEND_TOKENS = (0, 256, 2048)
-"""Bounds of append-prefill that `pearl` chooses from: without, short replies, nearly all."""
 
 
 class Borrow(enum.Enum):

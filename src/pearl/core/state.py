@@ -132,7 +132,7 @@ class FleetState:
     def ends_s(self) -> dict[GpuId, float]:
         """GPUs of which it is known when they go at the latest -> that time, as `leaves_s` has it."""
         ends = {gpu: lease.end_s for lease in self.leases.values() if lease.end_s is not None for gpu in lease.gpus}
-        return {gpu: min(ends.get(gpu, math.inf), self.notices.get(gpu, math.inf)) for gpu in ends | self.notices}
+        return {gpu: min(ends.get(gpu, math.inf), self.notices.get(gpu, math.inf)) for gpu in {**ends, **self.notices}}
 
     def _on_training(self, worker: Worker) -> bool:
         return all(self.gpus[gpu_id].owner is GpuOwner.TRAINING for gpu_id in worker.gpus)
