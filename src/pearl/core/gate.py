@@ -41,7 +41,7 @@ class ChangeKind(enum.Enum):
     MODE = "mode"
     """Colocated workers give way to prefill and decode, or the other way round, some or all of them."""
     TP = "tp"
-    """Workers end, and others with another tensor parallelism start."""
+    """Workers of one tensor parallelism end, and others of another start."""
 
 
 class GateReason(enum.Enum):
@@ -114,25 +114,22 @@ class Thresholds:
 
 
 def change_kind(old: Shape, new: Shape) -> ChangeKind:
-    """How far it is from one shape to another: the first that holds of none, tp, mode, ratio; else size."""
+    """How far it is from one shape to another, or back: the first that holds of none, tp, mode, ratio; else size."""
     before = {(pool.role, pool.tp): pool.workers for pool in old.pools}
     after = {(pool.role, pool.tp): pool.workers for pool in new.pools}
     if before == after:
         return ChangeKind.NONE
     if not before or not after:
         return ChangeKind.SIZE
-    changes = [after.get(pool, 0) - before.get(pool, 0) for pool in before | after]
-    both = min(changes) < 0 < max(changes)
-    if both and any(tp not in _tps(before, role) for role, tp in after):
+    changes = {pool: after.get(pool, 0) - before.get(pool, 0) for pool in before | after}
+    by_tp = dict.fromkeys((tp for _, tp in changes), 0)
+    for (_, tp), change in changes.items():
+        by_tp[tp] += change
+    if min(by_tp.values()) < 0 < max(by_tp.values()):
         return ChangeKind.TP
     if _mode(before) != _mode(after):
         return ChangeKind.MODE
-    return ChangeKind.RATIO if both else ChangeKind.SIZE
-
-
-def _tps(pools: dict[tuple[Role, int], int], role: Role) -> set[int]:
-    """Tensor parallelisms of a role; of all workers where none has it, as they could take it."""
-    return {tp for had, tp in pools if had is role} or {tp for _, tp in pools}
+    return ChangeKind.RATIO if min(changes.values()) < 0 < max(changes.values()) else ChangeKind.SIZE
 
 
 def _mode(pools: dict[tuple[Role, int], int]) -> tuple[bool, bool]:
