@@ -68,6 +68,10 @@ Values that are fine one by one are also checked together:
 - `engine.max_context_tokens >= rollout.max_context_tokens`: a worker must hold the longest trajectory.
 - `sampling.max_new_tokens < rollout.max_context_tokens`: a turn needs room for its prompt.
 - `engine.kv_budget_tokens >= rollout.max_context_tokens`, unless 0: a worker must hold the longest trajectory.
+- Every one of `fleet.tp` is at most `fleet.gpus_per_node`: a worker never spans nodes. `fleet.overlap_tp` divides
+  `fleet.gpus_per_node` and `fleet.training_gpus`, and `fleet.tp_pairs` names allowed tensor parallelisms only.
+- `elastic.policy` `static` needs `elastic.shape`, `roll_large` needs `elastic.fixed_gpus`, `rlboost_plus_seeding` needs
+  `elastic.seeding_s`.
 - `engine.shape` must be a shape that the engine can be laid out in; each worker of the embedded engine has one GPU (or share
   of the CPU): `2C`, `1P2D`, `2P2D+1C`, ... See [shape](glossary.md#shape).
 """
@@ -128,6 +132,8 @@ def _default(field: FieldInfo) -> str:
             return "not set"
         case {}:
             return "`{}`"
+        case tuple():
+            return f"`{toml_text(list(value))}`"
         case Path():
             return f"`{toml_text(str(value))}`"
         case _:

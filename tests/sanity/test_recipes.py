@@ -65,6 +65,7 @@ def test_the_reference_tells_defaults_and_bounds() -> None:
     assert "| `max_staleness` | an integer 0..16 | `1` |" in page
     assert "| `path` | a path (text) | required |" in page
     assert "| `stop_at_success` | a number 0..1 | not set |" in page
+    assert "| `tp` | a list, each an integer | `[1]` |" in page
 
 
 def test_an_outdated_reference_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,4 +53,15 @@ def _line(name: str, value: Toml | None) -> str:
     if value == {}:
         # As a header, an empty table would begin a section of its own.
         return f"{name} = {{}}"
+    if isinstance(value, list):
+        # One line, so that its origin stands beside it; no key of a list needs quotes.
+        return f"{name} = {_list_text(value)}"
     return tomli_w.dumps({name: value}).rstrip("\n")
+
+
+def _list_text(values: list[Toml]) -> str:
+    texts = (
+        _list_text(value) if isinstance(value, list) else tomli_w.dumps({"x": value}).removeprefix("x = ").rstrip("\n")
+        for value in values
+    )
+    return f"[{', '.join(texts)}]"

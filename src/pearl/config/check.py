@@ -62,4 +62,80 @@ def check_recipe(recipe: Recipe) -> tuple[Problem, ...]:
                 f"{rollout.max_context_tokens} (a turn needs room for its prompt)",
             )
         )
-    return tuple(problems)
+    return (*problems, *_fleet_problems(recipe), *_elastic_problems(recipe))
+
+
+def check_plan(recipe: Recipe) -> tuple[Problem, ...]:
+    """What planning a fleet needs besides: GPUs that rollout has for itself, enough for a worker."""
+    fleet, smallest = recipe.fleet, min(recipe.fleet.tp)
+    dedicated = fleet.reserved_gpus + fleet.external_gpus
+    if dedicated >= smallest:
+        return ()
+    return (
+        Problem(
+            keys=("fleet.reserved_gpus", "fleet.external_gpus", "fleet.tp"),
+            text=f"got {dedicated} with fleet.external_gpus, want >= {smallest} (a rollout worker of the smallest fleet.tp "
+            "must fit on GPUs that the trainer does not take back)",
+        ),
+    )
+
+
+def _fleet_problems(recipe: Recipe) -> list[Problem]:
+    fleet = recipe.fleet
+    problems: list[Problem] = []
+    low, high = min(fleet.tp), max(fleet.tp)
+    if low < 1 or len(set(fleet.tp)) < len(fleet.tp):
+        problems.append(
+            Problem(keys=("fleet.tp",), text=f"got {list(fleet.tp)}, want integers >= 1, each of them once")
+        )
+    if high > fleet.gpus_per_node:
+        problems.append(
+            Problem(
+                keys=("fleet.tp", "fleet.gpus_per_node"),
+                text=f"got {high}, want <= fleet.gpus_per_node = {fleet.gpus_per_node} (a worker never spans nodes)",
+            )
+        )
+    if fleet.gpus_per_node % fleet.overlap_tp:
+        problems.append(
+            Problem(
+                keys=("fleet.overlap_tp", "fleet.gpus_per_node"),
+                text=f"got {fleet.overlap_tp}, want a divisor of fleet.gpus_per_node = {fleet.gpus_per_node} "
+                "(workers on training GPUs share whole nodes out)",
+            )
+        )
+    if fleet.training_gpus % fleet.overlap_tp:
+        problems.append(
+            Problem(
+                keys=("fleet.training_gpus", "fleet.overlap_tp"),
+                text=f"got {fleet.training_gpus}, want a multiple of fleet.overlap_tp = {fleet.overlap_tp} "
+                "(each training GPU belongs to one worker)",
+            )
+        )
+    strange = [list(pair) for pair in fleet.tp_pairs or () if not {*fleet.tp, fleet.overlap_tp} >= set(pair)]
+    if strange:
+        problems.append(
+            Problem(
+                keys=("fleet.tp_pairs", "fleet.tp", "fleet.overlap_tp"),
+                text=f"got {strange[0]}, want pairs of numbers in fleet.tp = {list(fleet.tp)} or fleet.overlap_tp = "
+                f"{fleet.overlap_tp}",
+            )
+        )
+    return problems
+
+
+def _elastic_problems(recipe: Recipe) -> list[Problem]:
+    elastic = recipe.elastic
+    needs = {
+        "static": ("shape", elastic.shape != "", 'got "", want a shape, e.g. "2P6D@tp2"'),
+        "roll_large": ("fixed_gpus", elastic.fixed_gpus is not None, "not set, want an integer >= 1"),
+        "rlboost_plus_seeding": ("seeding_s", elastic.seeding_s > 0, "got 0, want a number > 0"),
+    }
+    key, is_set, text = needs.get(elastic.policy, ("", True, ""))
+    if is_set:
+        return []
+    return [
+        Problem(
+            keys=(f"elastic.{key}", "elastic.policy"),
+            text=f'{text} (elastic.policy = "{elastic.policy}" needs it)',
+        )
+    ]

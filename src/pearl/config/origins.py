@@ -137,7 +137,7 @@ def _header_key(statement: Mapping[str, Toml]) -> Key:
 
 
 def toml_text(value: object) -> str:
-    """A value as TOML writes it, for messages: at most 80 characters, tables and lists by kind."""
+    """A value as TOML writes it, for messages: at most 80 characters, tables by kind."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -147,7 +147,7 @@ def toml_text(value: object) -> str:
         case dict():
             return "a table"
         case list():
-            return "a list"
+            text = f"[{', '.join(map(toml_text, value))}]"
         case _:
             text = str(value)
     return text if len(text) <= 80 else text[:77] + "..."

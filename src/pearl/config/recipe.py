@@ -6,6 +6,7 @@ from pydantic import Field
 
 from pearl.config.base import Section
 from pearl.config.cluster import ClusterConfig
+from pearl.config.elastic import ElasticConfig, FleetConfig, PlatformConfig, WorkloadConfig
 from pearl.config.engine import EngineConfig, SamplingConfig
 from pearl.config.environment import EnvironmentConfig
 from pearl.config.model import ModelConfig
@@ -40,3 +41,7 @@ class Recipe(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     weights: WeightsConfig = WeightsConfig()
     cluster: ClusterConfig = ClusterConfig()
+    fleet: FleetConfig = FleetConfig()
+    elastic: ElasticConfig = ElasticConfig()
+    workload: WorkloadConfig = WorkloadConfig()
+    platform: PlatformConfig = PlatformConfig()

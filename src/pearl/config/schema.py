@@ -91,11 +91,18 @@ def _kind_text(kind: Any) -> str:
         return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])}, or {texts[-1]}"
     if origin is dict:
         return f"a table of values, each {_kind_text(arguments[1])}"
-    if origin in (list, tuple):
-        return "a list"
+    if origin is tuple:
+        return _list_text(arguments)
     return {bool: "true or false", int: "an integer", float: "a number", str: "text", Path: "a path (text)"}.get(
         kind, str(kind)
     )
+
+
+def _list_text(arguments: tuple[Any, ...]) -> str:
+    """Of as many as it likes of one kind, or of so many."""
+    if arguments[-1] is Ellipsis:
+        return f"a list, each {_kind_text(arguments[0])}"
+    return f"[{', '.join(_kind_text(argument) for argument in arguments)}]"
 
 
 def _bounds(field: FieldInfo) -> str:

@@ -30,10 +30,24 @@ class TestConfigShow:
         comments = {line.index("  # ") for line in lines if "  # " in line}
         assert len(comments) == 1, "origins stand in one column"
 
-    @pytest.mark.parametrize("overrides", [[], ["environment.params={}"], ['environment.params.note=a # b \\ "c"']])
+    @pytest.mark.parametrize(
+        "overrides",
+        [
+            [],
+            ["environment.params={}"],
+            ['environment.params.note=a # b \\ "c"'],
+            ["fleet.tp=[1, 2]", "fleet.tp_pairs=[[1, 2], [2, 2]]", 'platform.profiles=["a, b.json", "c.json"]'],
+        ],
+    )
     def test_what_is_shown_is_the_recipe_itself(self, overrides: list[str]) -> None:
         Path("shown.toml").write_text(pearl_command("config", "show", "x.toml", *overrides).stdout)
         assert load_recipe(Path("shown.toml")).recipe == load_recipe(Path("x.toml"), overrides).recipe
+
+    def test_a_list_stands_on_one_line(self) -> None:
+        arguments = ("fleet.tp=[1, 2]", "fleet.tp_pairs=[[1, 2], [2, 2]]", 'platform.profiles=["a.json"]')
+        lines = pearl_command("config", "show", "x.toml", *arguments).stdout.splitlines()
+        shown = {line.partition("  #")[0].rstrip() for line in lines}
+        assert {"tp = [1, 2]", "tp_pairs = [[1, 2], [2, 2]]", 'profiles = ["a.json"]'} <= shown
 
     def test_an_empty_table_is_shown(self) -> None:
         Path("y.toml").write_text('model.path = "m"\nenvironment.kind = "k"\n')

@@ -28,6 +28,8 @@ class Root(Section):
     goal: int | None = Field(None, ge=1, le=3)
     flags: dict[str, bool] = Field(default_factory=dict, description="Switches.")
     plain: bool = True
+    counts: tuple[int, ...] = Field((), min_length=1, description="Several.")
+    pairs: tuple[tuple[int, Path], ...] | None = None
 
 
 @pytest.mark.parametrize(
@@ -42,6 +44,8 @@ class Root(Section):
         (("plain",), "true or false"),
         (("flags",), "a table of values, each true or false (Switches)"),
         (("soft",), "a table with must, may"),
+        (("counts",), "a list, each an integer (Several)"),
+        (("pairs",), "a list, each [an integer, a path (text)]"),
     ],
 )
 def test_what_a_field_takes(key: tuple[str, ...], text: str) -> None:
@@ -72,6 +76,6 @@ def test_sections() -> None:
 
 def test_keys() -> None:
     values = [("inner", "must"), ("inner", "may"), ("soft", "must"), ("soft", "may")]
-    values += [(name,) for name in ("name", "place", "mode", "goal", "flags", "plain")]
+    values += [(name,) for name in ("name", "place", "mode", "goal", "flags", "plain", "counts", "pairs")]
     assert list(known_keys(Root)) == values
     assert list(required_keys(Root)) == [("inner", "must")]

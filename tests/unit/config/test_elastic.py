@@ -1,0 +1,89 @@
+"""Sections of fleet, policy, workload and platform: defaults that change nothing, names that the core knows, bounds."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from pearl.config.elastic import ElasticConfig, FleetConfig, PlatformConfig, WorkloadConfig
+from pearl.config.load import dump_toml, load_recipe
+from pearl.core.platform import Platform, TransitionCosts
+from pearl.core.priors import PLATFORM_PRIORS, WORKLOAD_PRIORS, platform_prior
+from pearl.errors import ConfigError
+
+MINIMAL = '[model]\npath = "m"\n[environment]\nkind = "k"\n'
+
+
+def test_defaults() -> None:
+    """Those of hysteresis were fixed before anything was evaluated."""
+    elastic, fleet = ElasticConfig(), FleetConfig()
+    assert (elastic.policy, elastic.refit_share, elastic.return_confidence) == ("pearl", 0.3, 1.0)
+    assert (elastic.switch_gain_ratio, elastic.switch_gain_mode, elastic.switch_gain_tp) == (0.05, 0.10, 0.10)
+    assert (elastic.shape, elastic.seeding_s, elastic.fixed_gpus) == ("", 0, None)
+    assert (fleet.gpus_per_node, fleet.tp, fleet.overlap_tp, fleet.hybrid, fleet.tp_pairs) == (8, (1,), 1, False, None)
+    assert (fleet.reserved_gpus, fleet.external_gpus, fleet.training_gpus) == (0, 0, 0)
+    assert (WorkloadConfig().prior, WorkloadConfig().trajectories) == ("swe", None)
+    assert (PlatformConfig().prior, PlatformConfig().profiles) == ("qwen3-8b-h100", ())
+
+
+def test_limits_of_an_engine_default_to_those_of_the_core() -> None:
+    platform = Platform(by_tp=platform_prior("qwen3-8b-h100").by_tp)
+    for name in ("max_sequences", "prefill_chunk_tokens", "readback"):
+        assert getattr(PlatformConfig(), name) == getattr(platform, name)
+
+
+def test_names_of_priors_are_those_of_the_core() -> None:
+    assert get_args(WorkloadConfig.model_fields["prior"].annotation) == WORKLOAD_PRIORS
+    assert get_args(PlatformConfig.model_fields["prior"].annotation) == PLATFORM_PRIORS
+
+
+def test_each_cost_can_be_set() -> None:
+    for each in fields(TransitionCosts):
+        assert PlatformConfig.model_fields[each.name].default is None
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text(
+        MINIMAL
+        + '[fleet]\ntp = [1, 2]\ntp_pairs = [[1, 2], [2, 2]]\nhybrid = true\n[elastic]\npolicy = "static"\nshape = "2C"\n'
+        + '[workload]\ntrajectories = "t.jsonl"\n[platform]\nprofiles = ["a.json", "b.json"]\nstart_s = 3\n'
+    )
+    recipe = load_recipe(file).recipe
+    assert recipe.fleet.tp == (1, 2)
+    assert recipe.fleet.tp_pairs == ((1, 2), (2, 2))
+    assert recipe.workload.trajectories == Path("t.jsonl")
+    assert recipe.platform.profiles == (Path("a.json"), Path("b.json"))
+    assert (recipe.platform.start_s, recipe.platform.stop_s) == (3.0, None)
+    copy = tmp_path / "copy.toml"
+    copy.write_text(dump_toml(recipe))
+    assert load_recipe(copy).recipe == recipe
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("fleet.tp=[]", "fleet.tp: got []"),
+        ('fleet.tp=[1, "2"]', 'fleet.tp: got [1, "2"]'),
+        ("fleet.tp_pairs=[[1, 2, 3]]", "fleet.tp_pairs: got [[1, 2, 3]]"),
+        ("fleet.gpus_per_node=0", "fleet.gpus_per_node: got 0, want an integer >= 1"),
+        ("fleet.reserved_gpus=-1", "fleet.reserved_gpus: got -1, want an integer >= 0"),
+        ("elastic.switch_gain_mode=1.7", "elastic.switch_gain_mode: got 1.7, want a number 0..1 (The fraction"),
+        ("elastic.switch_gain_ratio=-0.1", "elastic.switch_gain_ratio: got -0.1, want a number 0..1"),
+        ("elastic.refit_share=0", "elastic.refit_share: got 0, want a number > 0 and <= 1"),
+        ("elastic.policy=best", 'elastic.policy: got "best", want one of "pearl", "paper"'),
+        ("workload.prior=chess", 'workload.prior: got "chess", want one of "swe", "tau", "webshop"'),
+        ("platform.prior=gpt", 'platform.prior: got "gpt", want one of "qwen3-8b-h100"'),
+        ("platform.start_s=-1", "platform.start_s: got -1, want a number >= 0"),
+        ("elastic.switch_gain=0.1", "elastic.switch_gain: unknown key; did you mean elastic.switch_gain_"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, override: str, message: str) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text(MINIMAL)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(file, [override])
+    assert f"command line: {message}" in str(caught.value)
