@@ -26,7 +26,7 @@ from pearl.core.arrange import Arrangement, arrange
 from pearl.core.makespan import SERVING_ROLES
 from pearl.core.platform import TransitionCosts
 from pearl.core.schedule import Arrival, Changes, schedule
-from pearl.core.seats import Seat, SeatKind, Seats, is_overlap, seats_of, untouchable
+from pearl.core.seats import Seat, SeatKind, Seats, is_overlap, seats_of
 from pearl.core.shape import Shape
 from pearl.core.state import Activity, FleetState, GpuOwner, Role, StateRefusal, Worker
 from pearl.errors import ShapeError
@@ -238,7 +238,9 @@ def _roles(demand: Mapping[tuple[Role, int], int], named: Mapping[WorkerId, Seat
             roles[slot] = seat.role
         else:
             others.append(slot)
-    open_roles = {tp: [role for (role, each), count in left.items() if each == tp for _ in range(count)] for _, tp in left}
+    open_roles = {
+        tp: [role for (role, each), count in left.items() if each == tp for _ in range(count)] for _, tp in left
+    }
     for slot in reversed(others):
         roles[slot] = open_roles[named[slot].tp].pop()
     return roles
@@ -255,15 +257,19 @@ def _changes(
     going = [worker for worker in seats.serving if worker.id not in named]
     returned = [worker for worker in (*going, *seats.forced) if is_overlap(state, worker)]
     ended = [worker for worker in seats.resting if worker.id in arrangement.ended]
-    held = {gpu for seat in named.values() for gpu in seat.gpus}
-    held |= {
-        gpu for worker in state.workers.values() if worker.activity is Activity.TRANSITIONING for gpu in worker.gpus
-    }
+    vacated = [worker for worker in seats.forced if not is_overlap(state, worker)]
+    lent = {gpu for seat in named.values() for gpu in seat.gpus} | _gpus(
+        worker
+        for worker in state.workers.values()
+        if worker.activity is Activity.TRANSITIONING and worker.role is not Role.TRAINING
+    )
+    gone = {worker.id for worker in vacated}
+    stay = _gpus(worker for worker in state.workers.values() if worker.id not in gone)
     return Changes(
         returned=_by_slot(returned),
-        to_training=_owned(state, (gpu for worker in returned for gpu in worker.gpus), GpuOwner.TRAINING, held),
-        vacated=_by_slot(worker for worker in seats.forced if not is_overlap(state, worker)),
-        to_source=_owned(state, state.gpus.keys() - request.usable, GpuOwner.EXTERNAL, held),
+        to_training=_owned(state, _gpus(returned) - lent, GpuOwner.TRAINING),
+        vacated=_by_slot(vacated),
+        to_source=_owned(state, state.gpus.keys() - request.usable - stay, GpuOwner.EXTERNAL),
         removed=_by_slot([*(worker for worker in going if not is_overlap(state, worker)), *ended]),
         reassigned=MappingProxyType(
             {slot: roles[slot] for slot, seat in named.items() if seat.role not in (None, roles[slot])}
@@ -280,5 +286,9 @@ def _by_slot(workers: Iterable[Worker]) -> tuple[Worker, ...]:
     return tuple(sorted(workers, key=lambda worker: worker.id))
 
 
-def _owned(state: FleetState, gpus: Iterable[GpuId], owner: GpuOwner, held: set[GpuId]) -> tuple[GpuId, ...]:
-    return tuple(sorted({gpu for gpu in gpus if state.gpus[gpu].owner is owner} - held))
+def _gpus(workers: Iterable[Worker]) -> set[GpuId]:
+    return {gpu for worker in workers for gpu in worker.gpus}
+
+
+def _owned(state: FleetState, gpus: Iterable[GpuId], owner: GpuOwner) -> tuple[GpuId, ...]:
+    return tuple(sorted(gpu for gpu in gpus if state.gpus[gpu].owner is owner))

@@ -75,9 +75,7 @@ def untouchable(worker: Worker) -> bool:
     return worker.activity is Activity.TRANSITIONING or worker.role is Role.TRAINING
 
 
-def seats_of(
-    state: FleetState, usable: frozenset[GpuId], lendable: frozenset[GpuId], tps: Collection[int]
-) -> Seats:
+def seats_of(state: FleetState, usable: frozenset[GpuId], lendable: frozenset[GpuId], tps: Collection[int]) -> Seats:
     """All seats of workers with one of these tensor parallelisms, and the workers that must go."""
     allowed = usable | lendable
     taken = {gpu for worker in state.workers.values() if _holds(worker) for gpu in worker.gpus}
@@ -89,8 +87,7 @@ def seats_of(
     forced = tuple(
         worker
         for worker in ours
-        if not allowed.issuperset(worker.gpus)
-        and (worker.activity is Activity.ACTIVE or not is_overlap(state, worker))
+        if not allowed.issuperset(worker.gpus) and (worker.activity is Activity.ACTIVE or not is_overlap(state, worker))
     )
     workers = [*_worker_seats(state, serving, SeatKind.KEEP), *_worker_seats(state, asleep, SeatKind.WAKE)]
     sat_on = {frozenset(worker.gpus) for worker in inside}
@@ -113,16 +110,14 @@ def _holds(worker: Worker) -> bool:
 def _worker_seats(state: FleetState, workers: Collection[Worker], kind: SeatKind) -> Iterator[Seat]:
     for worker in workers:
         role = worker.role if kind is SeatKind.KEEP else None
-        yield Seat(
-            kind=kind, gpus=worker.gpus, worker=worker.id, role=role, overlap=is_overlap(state, worker)
-        )
+        yield Seat(kind=kind, gpus=worker.gpus, worker=worker.id, role=role, overlap=is_overlap(state, worker))
 
 
 def _blocks(
     state: FleetState, free: frozenset[GpuId], sat_on: Collection[frozenset[GpuId]], tps: Collection[int]
 ) -> Iterator[Seat]:
     slots: dict[frozenset[GpuId], WorkerId] = {}
-    for slot in sorted(state.slots):
+    for slot in sorted(state.slots.keys() - state.workers.keys()):
         slots.setdefault(frozenset(state.slots[slot]), slot)
     blocks = {
         frozenset(gpus): gpus
@@ -134,14 +129,9 @@ def _blocks(
         blocks.setdefault(block, ())
     for block, gpus in blocks.items():
         if block <= free and block not in sat_on:
-            slot = slots.get(block)
-            yield Seat(
-                kind=SeatKind.START,
-                gpus=gpus if slot is None else state.slots[slot],
-                worker=slot,
-                role=None,
-                overlap=False,
-            )
+            had = slots.get(block)
+            gpus = gpus if had is None else state.slots[had]
+            yield Seat(kind=SeatKind.START, gpus=gpus, worker=had, role=None, overlap=False)
 
 
 def _by_node(state: FleetState) -> Mapping[NodeId, tuple[GpuId, ...]]:
