@@ -54,7 +54,7 @@ def arrange(seats: Seats, demand: Demand, borrowed: int, costs: TransitionCosts)
     counts = _solve(_by_class(columns, demand, borrowed, costs))
     if counts is None:
         return None
-    seated = _seated(seats, {_kin(column[0]): count for column, count in zip(columns, counts, strict=False)})
+    seated = _seated(seats, columns, counts)
     if seated is not None:
         return Arrangement(seats=seated, ended=frozenset())
     columns = _columns(seats.options, _contested(seats))
@@ -213,21 +213,20 @@ def _contested(seats: Seats) -> frozenset[GpuId]:
     return frozenset(gpu for gpu, count in uses.items() if count > 1) | (resting & starts)
 
 
-def _seated(seats: Seats, counts: Mapping[_Kin, int]) -> tuple[Seat, ...] | None:
-    """Seats with these counts of each class, no two on one GPU; None where taking what looks best, one by one, fails."""
-    classes: dict[_Kin, list[Seat]] = {kin: [] for kin in counts}
-    for seat in seats.options:
-        classes[_kin(seat)].append(seat)
-    hall = _Hall(seats, {kin: len(classes[kin]) - count for kin, count in counts.items() if kin[0] is SeatKind.KEEP})
+def _seated(seats: Seats, columns: Sequence[_Column], counts: Sequence[int]) -> tuple[Seat, ...] | None:
+    """So many seats of each class, no two on one GPU; None where taking what looks best, one by one, fails."""
+    wanted = [(_kin(column[0]), column, count) for column, count in zip(columns, counts, strict=False)]
+    hall = _Hall(seats, {kin: len(column) - count for kin, column, count in wanted})
     taken: list[Seat] = []
-    for kin in sorted((kin for kin in counts if kin[0] is not SeatKind.KEEP), key=lambda kin: -kin[2]):
-        chosen = hall.take(classes[kin], counts[kin])
-        if len(chosen) < counts[kin]:
-            return None
-        taken += chosen
-    for kin, count in counts.items():
+    for kin, column, count in sorted(wanted, key=lambda each: -each[0][2]):
+        if kin[0] is not SeatKind.KEEP:
+            chosen = hall.take(column, count)
+            if len(chosen) < count:
+                return None
+            taken += chosen
+    for kin, column, count in wanted:
         if kin[0] is SeatKind.KEEP:
-            taken += [seat for seat in classes[kin] if seat.worker not in hall.gone][:count]
+            taken += [seat for seat in column if seat.worker not in hall.gone][:count]
     return tuple(taken)
 
 

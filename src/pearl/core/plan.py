@@ -26,7 +26,7 @@ from pearl.core.arrange import Arrangement, arrange
 from pearl.core.makespan import SERVING_ROLES
 from pearl.core.platform import TransitionCosts
 from pearl.core.schedule import Arrival, Changes, schedule
-from pearl.core.seats import Seat, SeatKind, Seats, is_overlap, seats_of, untouchable
+from pearl.core.seats import Seat, SeatKind, Seats, is_overlap, seats_of
 from pearl.core.shape import Shape
 from pearl.core.state import Activity, FleetState, GpuOwner, Role, StateRefusal, Worker
 from pearl.errors import ShapeError
@@ -45,8 +45,8 @@ class PlanRequest:
     """GPUs for dedicated workers: reserved and external ones that are not about to leave."""
     lendable: frozenset[GpuId] = frozenset()
     """GPUs of the trainer that overlap workers may use now."""
-    leaving: frozenset[GpuId] = frozenset()
-    """GPUs to give back once nothing sits on them; those of external owners count, others stay the job's."""
+    leaving: frozenset[GpuId] | None = None
+    """External GPUs to give back once nothing sits on them; None: all that are not usable."""
 
     def __post_init__(self) -> None:
         for pool in self.shape.pools:
@@ -259,15 +259,19 @@ def _changes(
     going = [worker for worker in seats.serving if worker.id not in named]
     returned = [worker for worker in (*going, *seats.forced) if is_overlap(state, worker)]
     ended = [worker for worker in seats.resting if worker.id in arrangement.ended]
-    held = {gpu for seat in named.values() for gpu in seat.gpus}
-    held |= {
-        gpu for worker in state.workers.values() if worker.activity is Activity.TRANSITIONING for gpu in worker.gpus
-    }
+    vacated = [worker for worker in seats.forced if not is_overlap(state, worker)]
+    lent = {gpu for seat in named.values() for gpu in seat.gpus} | _gpus(
+        worker
+        for worker in state.workers.values()
+        if worker.activity is Activity.TRANSITIONING and worker.role is not Role.TRAINING
+    )
+    gone = {worker.id for worker in vacated}
+    stay = _gpus(worker for worker in state.workers.values() if worker.id not in gone)
     return Changes(
         returned=_by_slot(returned),
-        to_training=_owned(state, (gpu for worker in returned for gpu in worker.gpus), GpuOwner.TRAINING, held),
-        vacated=_by_slot(worker for worker in seats.forced if not is_overlap(state, worker)),
-        to_source=_owned(state, request.leaving, GpuOwner.EXTERNAL, held),
+        to_training=_owned(state, _gpus(returned) - lent, GpuOwner.TRAINING),
+        vacated=_by_slot(vacated),
+        to_source=_owned(state, _left(state, request) - stay, GpuOwner.EXTERNAL),
         removed=_by_slot([*(worker for worker in going if not is_overlap(state, worker)), *ended]),
         reassigned=MappingProxyType(
             {slot: roles[slot] for slot, seat in named.items() if seat.role not in (None, roles[slot])}
@@ -280,9 +284,18 @@ def _changes(
     )
 
 
+def _left(state: FleetState, request: PlanRequest) -> frozenset[GpuId]:
+    unusable = frozenset(state.gpus) - request.usable
+    return unusable if request.leaving is None else unusable & request.leaving
+
+
 def _by_slot(workers: Iterable[Worker]) -> tuple[Worker, ...]:
     return tuple(sorted(workers, key=lambda worker: worker.id))
 
 
-def _owned(state: FleetState, gpus: Iterable[GpuId], owner: GpuOwner, held: set[GpuId]) -> tuple[GpuId, ...]:
-    return tuple(sorted({gpu for gpu in gpus if state.gpus[gpu].owner is owner} - held))
+def _gpus(workers: Iterable[Worker]) -> set[GpuId]:
+    return {gpu for worker in workers for gpu in worker.gpus}
+
+
+def _owned(state: FleetState, gpus: Iterable[GpuId], owner: GpuOwner) -> tuple[GpuId, ...]:
+    return tuple(sorted(gpu for gpu in gpus if state.gpus[gpu].owner is owner))

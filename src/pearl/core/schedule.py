@@ -99,7 +99,7 @@ def service_of(before: Mapping[Role, int], target: Mapping[Role, int]) -> Servic
 
 def schedule(state: FleetState, changes: Changes, target: Mapping[Role, int]) -> tuple[ActionGroup, ...]:
     """The steps of all changes towards these numbers of serving workers, grouped and in order."""
-    before = Counter(worker.role for worker in state.active() if worker.role is not Role.TRAINING)
+    before: Counter[Role] = Counter(worker.role for worker in state.active() if worker.role is not Role.TRAINING)
     script = _Script(state, service_of(before, target), before)
     script.depart(GroupKind.RETURN, changes.returned, changes.to_training, GpuOwner.TRAINING)
     script.depart(GroupKind.VACATE, changes.vacated, changes.to_source)

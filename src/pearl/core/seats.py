@@ -117,7 +117,7 @@ def _blocks(
     state: FleetState, free: frozenset[GpuId], sat_on: Collection[frozenset[GpuId]], tps: Collection[int]
 ) -> Iterator[Seat]:
     slots: dict[frozenset[GpuId], WorkerId] = {}
-    for slot in sorted(state.slots):
+    for slot in sorted(state.slots.keys() - state.workers.keys()):
         slots.setdefault(frozenset(state.slots[slot]), slot)
     blocks = {
         frozenset(gpus): gpus
@@ -129,14 +129,9 @@ def _blocks(
         blocks.setdefault(block, ())
     for block, gpus in blocks.items():
         if block <= free and block not in sat_on:
-            slot = slots.get(block)
-            yield Seat(
-                kind=SeatKind.START,
-                gpus=gpus if slot is None else state.slots[slot],
-                worker=slot,
-                role=None,
-                overlap=False,
-            )
+            had = slots.get(block)
+            gpus = gpus if had is None else state.slots[had]
+            yield Seat(kind=SeatKind.START, gpus=gpus, worker=had, role=None, overlap=False)
 
 
 def _by_node(state: FleetState) -> Mapping[NodeId, tuple[GpuId, ...]]:
