@@ -104,7 +104,7 @@ def refit_workload(profile: WorkloadProfile, sample: WorkloadSample, share: floa
     ignored = 0
     changes: dict[str, object] = {}
     for name in _DISTRIBUTIONS:
-        low = 1.0 if name == "turns" else 0.0
+        low = 1.0 if name in ("turns", "generated_tokens") else 0.0
         seen: Sequence[float] = getattr(sample, name)
         sound = [value for value in seen if low <= value <= LARGEST]
         ignored += len(seen) - len(sound)
