@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from pearl.cli.recipes import check_shape
+from pearl.config.check import check_plan
 from pearl.config.load import dump_toml, load_recipe
 from pearl.config.recipe import Recipe
 from pearl.config.schema import known_keys
@@ -34,6 +35,19 @@ def test_a_recipe_is_sound(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy.toml"
     copy.write_text(dump_toml(loaded.recipe))
     assert load_recipe(copy).recipe == loaded.recipe
+
+
+@pytest.mark.parametrize("name", ["qwen3_8b_spot", "qwen3_30b_spot"])
+def test_a_recipe_to_plan_with_is_the_setting_of_the_paper(name: str) -> None:
+    """Section 6: 16 GPUs train, 4 reserved and up to 12 external ones serve at tp 2; 4 groups of 16; staleness <= 1."""
+    recipe = load_recipe(ROOT / "recipes" / "plan" / f"{name}.toml", checks=(check_plan,)).recipe
+    fleet, rollout = recipe.fleet, recipe.rollout
+    assert (fleet.training_gpus, fleet.reserved_gpus, fleet.external_gpus) == (16, 4, 12)
+    assert (fleet.tp, fleet.overlap_tp, fleet.gpus_per_node) == ((2,), 2, 8)
+    assert (rollout.groups_per_batch, rollout.group_size, rollout.max_staleness) == (4, 16, 1)
+    assert rollout.max_context_tokens == 32768
+    model = "qwen3-8b" if "8b" in name else "qwen3-30b-a3b"
+    assert recipe.platform.prior == f"{model}-h100"
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)

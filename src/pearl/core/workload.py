@@ -65,6 +65,19 @@ class WorkloadProfile:
         return self.prompt_tokens.mean + turns_done * self.growth_tokens
 
 
+def within_limits(profile: WorkloadProfile, *, max_turns: int, max_context_tokens: int) -> WorkloadProfile:
+    """The workload in a run that truncates trajectories: none has a turn more than allowed, or than fits the context.
+
+    How many turns fit is that of mean lengths; the first one always does.
+    """
+    room_tokens = max_context_tokens - profile.prompt_tokens.mean - profile.generated_tokens.mean
+    growth_tokens = profile.growth_tokens
+    fitting = 1 + room_tokens // growth_tokens if growth_tokens > 0 else math.inf
+    most = max(1.0, min(max_turns, fitting))
+    turns = distribution_of([min(value, most) for value in profile.turns.values], profile.turns.weights)
+    return replace(profile, turns=turns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSample:
     """What one training step showed; each list as long as there were turns or trajectories that showed it."""

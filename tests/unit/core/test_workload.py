@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pearl.core.distribution import LARGEST, Distribution, constant
-from pearl.core.workload import WorkloadProfile, WorkloadSample, bubble_ratio, refit_workload
+from pearl.core.workload import WorkloadProfile, WorkloadSample, bubble_ratio, refit_workload, within_limits
 from pearl.errors import ProfileError
 
 PROFILE = WorkloadProfile(
@@ -71,6 +71,33 @@ class TestProfile:
 )
 def test_bubble_ratio(share: float, theta: float) -> None:
     assert bubble_ratio(share) == pytest.approx(theta)
+
+
+class TestLimits:
+    """A prompt of 100 and 20 generated make 120; each further turn adds 20 and half of 20: 150, 180, 210."""
+
+    LONG = replace(PROFILE, turns=Distribution((1.0, 2.0, 3.0, 9.0), (0.25, 0.25, 0.25, 0.25)))
+
+    @pytest.mark.parametrize(
+        ("max_context_tokens", "turns"),
+        [(149, (1.0,)), (150, (1.0, 2.0)), (179, (1.0, 2.0)), (180, (1.0, 2.0, 3.0)), (210, (1.0, 2.0, 3.0, 4.0))],
+    )
+    def test_turns_that_do_not_fit_the_context_are_cut(self, max_context_tokens: int, turns: tuple[float, ...]) -> None:
+        found = within_limits(self.LONG, max_turns=100, max_context_tokens=max_context_tokens)
+        assert found.turns.values == turns
+        assert found.turns.weights[-1] == pytest.approx(1 - 0.25 * (len(turns) - 1))
+        assert replace(found, turns=self.LONG.turns) == self.LONG
+
+    @pytest.mark.parametrize(("max_turns", "turns"), [(1, (1.0,)), (2, (1.0, 2.0)), (9, (1.0, 2.0, 3.0, 9.0))])
+    def test_turns_beyond_the_limit_are_cut(self, max_turns: int, turns: tuple[float, ...]) -> None:
+        assert within_limits(self.LONG, max_turns=max_turns, max_context_tokens=10_000).turns.values == turns
+
+    def test_one_turn_always_fits(self) -> None:
+        assert within_limits(self.LONG, max_turns=5, max_context_tokens=2).turns == constant(1)
+
+    def test_a_context_that_does_not_grow_fits_for_ever(self) -> None:
+        still = replace(self.LONG, new_tokens=constant(0), retained=0.0)
+        assert within_limits(still, max_turns=100, max_context_tokens=120) == still
 
 
 class TestRefit:
