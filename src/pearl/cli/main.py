@@ -50,6 +50,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Show and check recipes.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
+plan_app = typer.Typer(help="See what a policy would do with a fleet.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(plan_app, name="plan")
 
 
 def _print_version(asked: bool) -> None:
@@ -169,6 +171,24 @@ def config_check(arguments: _Arguments) -> None:
     from pearl.cli.recipes import load_arguments
 
     typer.echo(check_text(arguments, load_arguments(arguments)))
+
+
+@plan_app.command("explain")
+def plan_explain(
+    arguments: _Arguments,
+    serving: Annotated[
+        str,
+        typer.Option(
+            metavar="SHAPE", help="What serves already, e.g. 2P4D@tp2; by default nothing does.", show_default=False
+        ),
+    ] = "",
+    training: Annotated[bool, typer.Option("--training", help="While training uses its GPUs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Show the shapes considered with their predicted times, the choice, the plan, and why."""
+    from pearl.cli.plan import explain
+
+    typer.echo(explain(arguments, serving=serving, training=training, as_json=as_json))
 
 
 @app.command()

@@ -44,8 +44,13 @@ def load_arguments(arguments: Sequence[str]) -> LoadedRecipe:
 
 
 def check_shape(recipe: Recipe) -> Sequence[Problem]:
-    """Whether the engine can be laid out in the shape asked for."""
+    """Whether the engine can be laid out in the shape asked for, and whether that of a static policy is one."""
     text = recipe.engine.shape
+    if recipe.elastic.shape:
+        try:
+            parse_shape(recipe.elastic.shape)
+        except ShapeError as error:
+            return [Problem(keys=("elastic.shape",), text=str(error).removeprefix("shape: "))]
     try:
         shape = parse_shape(text)
     except ShapeError as error:

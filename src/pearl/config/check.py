@@ -111,13 +111,19 @@ def _fleet_problems(recipe: Recipe) -> list[Problem]:
                 "(each training GPU belongs to one worker)",
             )
         )
-    strange = [list(pair) for pair in fleet.tp_pairs or () if not {*fleet.tp, fleet.overlap_tp} >= set(pair)]
+    if fleet.training_gpus and fleet.overlap_tp not in fleet.tp:
+        problems.append(
+            Problem(
+                keys=("fleet.overlap_tp", "fleet.tp"),
+                text=f"got {fleet.overlap_tp}, want one of fleet.tp = {list(fleet.tp)}",
+            )
+        )
+    strange = [list(pair) for pair in fleet.tp_pairs or () if not set(fleet.tp) >= set(pair)]
     if strange:
         problems.append(
             Problem(
-                keys=("fleet.tp_pairs", "fleet.tp", "fleet.overlap_tp"),
-                text=f"got {strange[0]}, want pairs of numbers in fleet.tp = {list(fleet.tp)} or fleet.overlap_tp = "
-                f"{fleet.overlap_tp}",
+                keys=("fleet.tp_pairs", "fleet.tp"),
+                text=f"got {strange[0]}, want pairs of numbers in fleet.tp = {list(fleet.tp)}",
             )
         )
     return problems

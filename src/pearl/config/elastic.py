@@ -37,25 +37,26 @@ class ElasticConfig(Section):
     )
     shape: str = Field("", description="With policy `static`: the shape, e.g. `1P3D@tp2`.")
     switch_gain_ratio: float = Field(
-        0.05, ge=0, le=1, description="The fraction of the remaining time that another ratio must win before GPUs move."
+        0.05, ge=0, lt=1, description="The fraction of the remaining time that another ratio must win before GPUs move."
     )
     switch_gain_mode: float = Field(
-        0.10, ge=0, le=1, description="The fraction that another mode must win before GPUs move."
+        0.10, ge=0, lt=1, description="The fraction that another mode must win before GPUs move."
     )
     switch_gain_tp: float = Field(
-        0.10, ge=0, le=1, description="The fraction that another tensor parallelism must win before GPUs move."
+        0.10, ge=0, lt=1, description="The fraction that another tensor parallelism must win before GPUs move."
     )
-    return_confidence: float = Field(
-        1.0,
+    return_z: float = Field(
+        1.645,
         ge=0,
         le=5,
-        description="Standard deviations of its error by which a predicted gain must exceed the cost of a change.",
+        description="Standard deviations of the predicted end of a batch by which borrowed GPUs go back before it; 1.645: the "
+        "trainer waits for them in one step of twenty.",
     )
     refit_share: float = Field(
         0.3, gt=0, le=1, description="Weight of the newest training step in the moving averages of the profiles."
     )
     seeding_s: float = Field(
-        0,
+        60,
         ge=0,
         description="With policy `rlboost_plus_seeding`: rollout has all training GPUs for so long in each step.",
     )

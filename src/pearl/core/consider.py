@@ -28,6 +28,8 @@ class Settled:
 
     option: Option | None
     gates: tuple[Gated, ...]
+    considered: tuple[Option, ...] = ()
+    """With borrowed workers: one shape for each number of them."""
 
 
 def options_for(
@@ -132,7 +134,7 @@ def borrow_more(lending: Lending, dedicated: Option) -> Settled:
     full = options_for(policy, lending.forecast, lending.platform, lending.budget, most, dedicated)
     options = _with_borrowed(lending, dedicated, full)
     if policy.borrow in (Borrow.ALWAYS, Borrow.SEEDING):
-        return Settled(option=options[-1] if options else dedicated, gates=())
+        return Settled(option=options[-1] if options else dedicated, gates=(), considered=tuple(options))
     worth: list[tuple[Option, BorrowOption]] = []
     for option in options:
         if _due(lending, option):
@@ -144,7 +146,7 @@ def borrow_more(lending: Lending, dedicated: Option) -> Settled:
     verdict = borrow([BorrowOption(workers=0, close_s=dedicated.close_s), *(each for _, each in worth)])
     gate = Gated(gate="borrow", about=f"up to {most} workers", verdict=verdict)
     taken = [option for option, each in worth if verdict.passed and each.workers == verdict.workers]
-    return Settled(option=taken[0] if taken else dedicated, gates=(gate,))
+    return Settled(option=taken[0] if taken else dedicated, gates=(gate,), considered=tuple(options))
 
 
 def _with_borrowed(lending: Lending, dedicated: Option, full: Choice) -> list[Option]:

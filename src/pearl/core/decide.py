@@ -49,7 +49,7 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
     budget, waits = _startable(scene)
     budget, choice, settled = _dedicated(scene, budget)
     gates = [*scene.gates, *waits, *settled.gates]
-    chosen = settled.option
+    chosen, considered = settled.option, choice.considered
     if chosen is not None and scene.lending:
         lending = Lending(
             policy=policy,
@@ -62,8 +62,8 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
         )
         more = borrow_more(lending, chosen)
         gates += more.gates
-        chosen = more.option
-    found = replace(scene, gates=tuple(gates), considered=choice.considered, evaluated=choice.evaluated + 1)
+        chosen, considered = more.option, (*considered, *more.considered)
+    found = replace(scene, gates=tuple(gates), considered=considered, evaluated=choice.evaluated + 1)
     return _planned(found, budget, chosen)
 
 

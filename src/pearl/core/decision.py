@@ -97,7 +97,7 @@ class Decision:
     gates: tuple[Gated, ...] = ()
     """In the order in which they were asked."""
     considered: tuple[Option, ...] = ()
-    """The best of each kind of shape, fastest first, for the number of borrowed workers that there are."""
+    """The best of each kind of shape with the borrowed workers that there are, fastest first; then one for each other number."""
     evaluated: int = 0
     """Shapes predicted."""
     look_again_s: float | None = None

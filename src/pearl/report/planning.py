@@ -1,0 +1,196 @@
+"""What a recipe says of fleet, policy, work and engines, as the records that decisions are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from pearl.config.elastic import ElasticConfig, PlatformConfig
+from pearl.config.recipe import Recipe
+from pearl.core.decision import Situation
+from pearl.core.gate import Thresholds
+from pearl.core.makespan import Profile
+from pearl.core.platform import Platform, TransitionCosts
+from pearl.core.policy import Policy, PolicyOptions, policy_named
+from pearl.core.priors import LEASE_MEAN_S, platform_prior, workload_prior
+from pearl.core.profile import PlatformProfile, parse_profile
+from pearl.core.progress import fresh_batch
+from pearl.core.shape import parse_shape
+from pearl.core.state import (
+    Activity,
+    ActivityChanged,
+    FleetState,
+    Gpu,
+    GpuOwner,
+    GpusJoined,
+    LeaseBegan,
+    Role,
+    StateEvent,
+    StateRefusal,
+    WorkerAdded,
+    fold,
+)
+from pearl.core.toggle import toggle_prior
+from pearl.core.workload import WorkloadProfile, within_limits
+from pearl.errors import ConfigError, ProfileError, StateError
+from pearl.records.ids import GpuId, LeaseId, NodeId, WorkerId
+from pearl.report.workload_file import read_workload
+
+_COSTS = ("start_s", "finalise_s", "activate_s", "return_s", "role_change_s", "stop_s")
+
+
+def policy_of(recipe: Recipe) -> Policy:
+    """The policy of `[elastic]`.
+
+    Raises:
+        ConfigError: it lacks something that it needs.
+    """
+    elastic, fleet = recipe.elastic, recipe.fleet
+    options = PolicyOptions(
+        tps=fleet.tp,
+        fixed_tp=fleet.overlap_tp if fleet.overlap_tp in fleet.tp else fleet.tp[0],
+        hybrid=fleet.hybrid,
+        thresholds=thresholds_of(elastic),
+        return_z=elastic.return_z,
+        gpus=elastic.fixed_gpus,
+        shape=parse_shape(elastic.shape) if elastic.shape else None,
+        seeding_s=elastic.seeding_s,
+    )
+    return policy_named(elastic.policy, options)
+
+
+def thresholds_of(elastic: ElasticConfig) -> Thresholds:
+    """What a change must win."""
+    return Thresholds(ratio=elastic.switch_gain_ratio, mode=elastic.switch_gain_mode, tp=elastic.switch_gain_tp)
+
+
+def situation_of(recipe: Recipe) -> Situation:
+    """The moment when a batch begins, training is idle, and nothing was measured yet.
+
+    Raises:
+        ProfileError: a file of profiles or trajectories is missing or damaged, or does not fit the recipe.
+    """
+    profile = Profile(workload=workload_of(recipe), platform=platform_of(recipe))
+    rollout = recipe.rollout
+    return Situation(
+        profile=profile,
+        progress=fresh_batch(rollout.groups_per_batch, rollout.group_size, batches=rollout.max_staleness + 1),
+        toggle=toggle_prior(profile.platform.costs),
+        lease_prior_s=LEASE_MEAN_S,
+        since_training_s=0.0,
+    )
+
+
+def workload_of(recipe: Recipe) -> WorkloadProfile:
+    """The trajectories of `[workload]` under the limits of `[rollout]`."""
+    config, rollout = recipe.workload, recipe.rollout
+    prior = workload_prior(config.prior)
+    work = prior if config.trajectories is None else read_workload(config.trajectories, env_s=prior.env_s)
+    return within_limits(work, max_turns=rollout.max_turns, max_context_tokens=rollout.max_context_tokens)
+
+
+def platform_of(recipe: Recipe) -> Platform:
+    """The engines of `[platform]`, at the tensor parallelisms of `[fleet]`."""
+    config, fleet = recipe.platform, recipe.fleet
+    if config.profiles:
+        known, costs = _measured(config.profiles)
+    else:
+        prior = platform_prior(config.prior)
+        known, costs = dict(prior.by_tp), prior.costs
+    missing = [tp for tp in fleet.tp if tp not in known]
+    if missing:
+        source = "platform.profiles" if config.profiles else f"platform.prior {config.prior}"
+        raise ProfileError(
+            f"fleet.tp: got {missing[0]}, want one of {', '.join(map(str, sorted(known)))} "
+            f"(what {source} knows); measure it with `pearl profile`"
+        )
+    return Platform(
+        by_tp=MappingProxyType({tp: known[tp] for tp in sorted(fleet.tp)}),
+        costs=_costs(config, costs),
+        max_sequences=config.max_sequences,
+        prefill_chunk_tokens=config.prefill_chunk_tokens,
+        readback=config.readback,
+        tp_pairs=None if fleet.tp_pairs is None else frozenset(fleet.tp_pairs),
+    )
+
+
+def _measured(paths: Iterable[Path]) -> tuple[dict[int, PlatformProfile], TransitionCosts]:
+    """Profiles by tensor parallelism, and costs as far as they tell them."""
+    known: dict[int, PlatformProfile] = {}
+    for path in paths:
+        try:
+            profile = parse_profile(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
+            raise ProfileError(f"{path}: cannot be read: {reason}; want a file of `pearl profile`") from None
+        if profile.tp in known:
+            raise ProfileError(f"platform.profiles: got two of tp {profile.tp}, want one for each")
+        known[profile.tp] = profile
+    first = known[min(known)]
+    others = sorted({profile.model_hash for profile in known.values()} - {first.model_hash})
+    if others:
+        raise ProfileError(f"platform.profiles: got models {first.model_hash} and {others[0]}, want one model")
+    costs = TransitionCosts()
+    return known, replace(
+        costs,
+        start_s=costs.start_s if first.engine_start_s is None else first.engine_start_s,
+        activate_s=first.wake_s + first.weight_load_s,
+        return_s=first.sleep_s,
+    )
+
+
+def _costs(config: PlatformConfig, known: TransitionCosts) -> TransitionCosts:
+    return replace(known, **{name: value for name in _COSTS if (value := getattr(config, name)) is not None})
+
+
+def fleet_of(recipe: Recipe) -> FleetState:
+    """All GPUs of `[fleet]`, external ones included; overlap workers asleep, no dedicated worker started."""
+    fleet = recipe.fleet
+    per_node = fleet.gpus_per_node
+    if not fleet.reserved_gpus + fleet.external_gpus + fleet.training_gpus:
+        raise ConfigError(
+            "fleet.reserved_gpus, fleet.external_gpus, fleet.training_gpus: got 0 GPUs in all, want at least 1 to plan with"
+        )
+    training = _gpus(fleet.training_gpus, GpuOwner.TRAINING, "t", per_node)
+    external = _gpus(fleet.external_gpus, GpuOwner.EXTERNAL, "e", per_node)
+    events: list[StateEvent] = [
+        GpusJoined(gpus=gpus)
+        for gpus in (_gpus(fleet.reserved_gpus, GpuOwner.RESERVED, "r", per_node), training)
+        if gpus
+    ]
+    if external:
+        events.append(LeaseBegan(lease=LeaseId("external"), gpus=external, at_s=0.0))
+    blocks = [
+        training[first : first + fleet.overlap_tp]
+        for node in range(0, len(training), per_node)
+        for first in range(node, min(node + per_node, len(training)) - fleet.overlap_tp + 1, fleet.overlap_tp)
+    ]
+    for slot, block in enumerate(blocks):
+        worker = WorkerId(slot)
+        events.append(WorkerAdded(worker=worker, gpus=tuple(gpu.id for gpu in block), role=Role.COLOCATED))
+        events.append(ActivityChanged(worker=worker, activity=Activity.INACTIVE))
+    return folded(FleetState(), events)
+
+
+def folded(state: FleetState, events: Iterable[StateEvent]) -> FleetState:
+    """A state after events that must all fit.
+
+    Raises:
+        StateError: one does not.
+    """
+    for event in events:
+        result = fold(state, event)
+        if isinstance(result, StateRefusal):
+            raise StateError(f"fleet: {result.detail}")
+        state = result
+    return state
+
+
+def _gpus(count: int, owner: GpuOwner, letter: str, per_node: int) -> tuple[Gpu, ...]:
+    width = len(str(max(count - 1, 0)))
+    return tuple(
+        Gpu(id=GpuId(f"{letter}{index:0{width}}"), node=NodeId(f"{letter}-node{index // per_node:04}"), owner=owner)
+        for index in range(count)
+    )
