@@ -122,6 +122,21 @@ def test_new_workers_come_where_they_displace_the_fewest() -> None:
     assert arranged(state, {(P, 1): 1, (D, 4): 1}) == (["keep 2", "start a0 a1 a2 a3"], [])
 
 
+def test_a_free_block_is_taken_before_one_that_has_to_be_cleared() -> None:
+    # Slot 0 ends either way, but only after the new one has come.
+    assert arranged(fleet("a2 b2", "0 P a0"), {(D, 2): 1}) == (["start b0 b1"], [])
+
+
+def test_no_more_are_displaced_than_can_be_spared() -> None:
+    # Each of the three blocks of two has a prefill worker on it, and one is to spare. The second that is displaced is
+    # made up for by a new one on a GPU that is left.
+    state = fleet("a4 b2 c1", "0 P a0", "1 P a2", "2 P b0")
+    seats, ended = arranged(state, {(P, 1): 2, (D, 2): 2}) or ([], [])
+    assert [seat.split()[0] for seat in seats] == ["keep", "start", "start", "start"]
+    assert sorted(len(seat.split()) for seat in seats) == [2, 2, 3, 3]
+    assert ended == []
+
+
 def test_a_block_is_cleared_when_that_is_cheapest() -> None:
     # The three GPUs that are free lie in two blocks: slot 1 has to end (1) so that a tp2 worker can start (50), and
     # as it cannot be started where it was, another tp1 starts in its place (50).
@@ -173,6 +188,13 @@ def test_no_seats_at_all() -> None:
     # Enough GPUs, and a block, but a tp2 and two tp1 workers do not fit on three.
     assert arranged(fleet("a3"), {(P, 2): 1, (D, 1): 2}) is None
     assert arranged(fleet("a3"), {(P, 2): 1, (D, 1): 1}) == (["start a0 a1", "start a2"], [])
+
+
+def test_seats_that_share_one_gpu_are_not_both_taken() -> None:
+    # Slot 0 lies across the only block; by count alone both could be had.
+    state = fleet("a3 b1", "0 P a1 a2")
+    assert arranged(state, {(P, 2): 2}) is None
+    assert arranged(state, {(P, 2): 1}) == (["keep 0"], [])
 
 
 def test_the_request_gives_the_demand() -> None:

@@ -195,6 +195,35 @@ def test_gpus_with_somebody_left_on_them_do_not_go_back() -> None:
     assert story(made.groups) == ["vacate: 0 drain 3; 1 stop 3 <0; 2 back to external x2 x3 <1"]
 
 
+def test_all_that_end_are_listed_in_order_of_slots() -> None:
+    made = planned(fleet("a3", "0 C a0", "1 C a1", "2 C a2"), "1C", without="a2")
+    assert (made.kept, made.removed) == ((0,), (1, 2))
+    made = planned(fleet("a3", "0 C a0", "1 C a1", "2 C a2"), "1C", without="a0")
+    assert (made.kept, made.removed) == ((1,), (0, 2))
+    made = planned(fleet("a3", "0 C a0", "1 P a1", "2 C a2"), "1C", without="a2")
+    assert (made.kept, made.removed) == ((0,), (1, 2))
+
+
+def test_all_that_return_are_listed_in_order_of_slots() -> None:
+    # Slot 0 must go, slot 1 is not needed.
+    assert planned(fleet("b2t", "0 C b0", "1 C b1"), "", without="b0").returned == (0, 1)
+
+
+def test_new_slots_are_numbered_in_order_of_their_gpus() -> None:
+    # The larger one is seated first, on the only block of two.
+    made = planned(fleet("a1 b2"), "1C@tp2+1C@tp1")
+    assert [(each.worker, each.gpus) for each in made.added] == [(0, ids("a0")), (1, ids("b0 b1"))]
+
+
+def test_the_first_of_several_reasons_is_told() -> None:
+    state = fleet("a2")
+    strays = PlanRequest(shape=parse_shape("1C"), usable=frozenset(ids("z7 z3 z9 z1 z8 z2 z6 z4")))
+    refusal = plan(state, strays, COSTS)
+    assert isinstance(refusal, PlanRefusal)
+    assert refusal.detail == "usable: GPU z1 is not part of the job"
+    assert refused(state, "1C@tp8+1C@tp4")[1] == "tp 4: no worker has and no node has free 4 GPUs"
+
+
 def test_reserved_gpus_are_never_given_back() -> None:
     state = fleet("a3", "0 C a0", "1 C a1")
     made = planned(state, "1C", without="a1 a2")

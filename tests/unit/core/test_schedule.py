@@ -173,6 +173,23 @@ def test_a_new_worker_waits_for_those_on_its_own_gpus_only() -> None:
     ]
 
 
+def test_what_a_step_waits_for_is_in_order() -> None:
+    # Nine drains are 0..8, nine stops 9..17; those on a6 and a7 are 15 and 16.
+    state = fleet("b9", *(f"{i} C b{i}" for i in range(9)), "9 P b0", "10 D b0")
+    arrivals = ",".join(f"{20 + i}C b{i}" for i in range(6)) + ",30C b6 b7,31C b8"
+    (clear, expand) = told(state, "PD", removed="0 1 2 3 4 5 6 7 8", arrivals=arrivals)
+    assert clear.count("drain") == clear.count("stop") == 9
+    assert "start 30 C b6 b7 <15 <16;" in expand
+
+
+def test_all_that_come_are_admitted_in_order_of_slots() -> None:
+    state = fleet("a4", "0 C a0 a1", "1 C a2")
+    assert told(state, "CCCC", removed="0", arrivals="4C a0,5C a3,6C a1")[1] == (
+        "expand: 2 start 5 C a3; 3 start 4 C a0 <1; 4 start 6 C a1 <1; 5 load 5 <2; 6 load 4 <3; 7 load 6 <4; "
+        "8 admit 4 5 6 <5 <6 <7"
+    )
+
+
 def test_what_shares_workers_that_make_way_goes_together() -> None:
     # Slot 9 is the last to serve until one of the two parts has come: 0 and 1 go for both 4 and 6, joined by 5, which
     # lies across them; 2 goes for 7.

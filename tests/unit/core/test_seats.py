@@ -1,8 +1,8 @@
 import pytest
 
 from pearl.core.seats import Seat, SeatKind, Seats, is_overlap, seats_of, untouchable
-from pearl.core.state import FleetState, Role
-from pearl.records.ids import WorkerId
+from pearl.core.state import FleetState, Gpu, GpuOwner, Role
+from pearl.records.ids import GpuId, NodeId, WorkerId
 from tests.unit.core._fleets import fleet, ids, zones
 
 
@@ -49,6 +49,8 @@ def test_blocks_are_aligned() -> None:
     assert blocks(seats(state, 3)) == [("a0 a1 a2", None), ("a3 a4 a5", None), ("b0 b1 b2", None)]
     assert blocks(seats(state, 2, without="a1")) == [("a2 a3", None), ("a4 a5", None), ("a6 a7", None), ("b0 b1", None)]
     assert blocks(seats(state, 9)) == []
+    # What is left over at the end of a node is no block of a smaller kind.
+    assert blocks(seats(fleet("a7"), 3, 4)) == [("a0 a1 a2", None), ("a3 a4 a5", None), ("a0 a1 a2 a3", None)]
 
 
 def test_blocks_come_in_order_of_nodes_and_the_small_ones_first() -> None:
@@ -60,6 +62,13 @@ def test_blocks_come_in_order_of_nodes_and_the_small_ones_first() -> None:
         ("b1", None),
         ("b0 b1", None),
     ]
+
+
+def test_order_is_that_of_names() -> None:
+    # The names of GPUs run against those of their nodes, and the state lists them in neither order.
+    named = {"g1": "y", "g3": "x", "g0": "y", "g2": "x"}
+    gpus = {GpuId(gpu): Gpu(id=GpuId(gpu), node=NodeId(node), owner=GpuOwner.RESERVED) for gpu, node in named.items()}
+    assert blocks(seats(FleetState(gpus=gpus), 2)) == [("g2 g3", None), ("g0 g1", None)]
 
 
 def test_a_slot_of_before_is_reused() -> None:
@@ -126,7 +135,7 @@ def test_lost_gpus_do_not_move_what_nobody_may_touch() -> None:
 
 
 def test_which_workers_sit_on_the_trainers_gpus() -> None:
-    state = fleet("a1 b2t", "0 P a0", "1 D b0", "2 T b1", "3 D~ b0", "4 D- a0")
+    state = fleet("a1 b2t", "0 P a0", "1 D b0", "2 T b1", "3 D~ b0", "4 D- a0", "5 C b1 a0")
     workers = [state.workers[slot] for slot in sorted(state.workers)]
-    assert [is_overlap(state, worker) for worker in workers] == [False, True, True, True, False]
-    assert [untouchable(worker) for worker in workers] == [False, False, True, True, False]
+    assert [is_overlap(state, worker) for worker in workers] == [False, True, True, True, False, True]
+    assert [untouchable(worker) for worker in workers] == [False, False, True, True, False, False]
