@@ -18,13 +18,13 @@ from pearl.core.makespan import Ints
 from pearl.core.platform import Platform
 from pearl.core.workload import WorkloadProfile
 
+SPARSE = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+"""Sequences per worker, mean, where there are fewer trajectories than workers."""
 POINTS = 20
-"""G. Numbers of sequences per worker on the grid: 0, then from `FEWEST` to the most, each larger than the last by the same
+"""G. Numbers of sequences per worker on the grid: the sparse ones, then from 1 to the most, each larger than the last by the same
 factor."""
 INSTANT_S = 1e-9
 """An iteration takes no less, even where a table says 0."""
-FEWEST = 1 / 16
-"""Mean: a few trajectories are spread over many decode workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +120,10 @@ class _Times:
         decoding = context + generated / 2
         self.capacity = np.array([float(platform.by_tp[tp].kv_capacity_tokens) for tp in platform.tps])
         most = max(2.0, min(float(platform.max_sequences), float(drain.population.max())))
-        self.n = np.concatenate(([0.0], np.geomspace(FEWEST, most, POINTS - 1)))
+        self.n = np.concatenate((SPARSE, np.geomspace(1.0, most, POINTS - len(SPARSE))))
         fits = np.maximum(self.capacity[:, None] / decoding, 1.0)
         self.running = np.minimum(self.n, fits[..., None])
-        busy = np.maximum(self.running, 1.0)  # a worker with half a sequence has one half of the time
+        busy = np.maximum(self.running, 1.0)  # a worker with half a sequence has one for half of the time
         nobody = np.zeros((SLICES, 1))
         tables = [table_of(platform.by_tp[tp].iterations) for tp in platform.tps]
         self._scales = [platform.scale(tp) for tp in platform.tps]

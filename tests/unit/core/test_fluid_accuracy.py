@@ -20,50 +20,19 @@ from pearl.core.distribution import Distribution, constant, distribution_of
 from pearl.core.fluid import FluidPredictor
 from pearl.core.makespan import Profile, Target, candidates_of
 from pearl.core.platform import Platform
-from pearl.core.profile import HandOff, IterationTimes, PlatformProfile
+from pearl.core.profile import HandOff, IterationTimes
 from pearl.core.progress import fresh_batch
-from pearl.core.shape import parse_shape
 from pearl.core.state import Role
 from pearl.core.workload import WorkloadProfile
+from tests.fleets import linear_times, platform_of, target
 
 CHUNK = 512
 HAND_OFF_S = 0.01
 
 
-def table(base_s: float, sequence_s: float, token_s: float) -> IterationTimes:
-    """So much per iteration, per decoding sequence (a quarter more of it at a context of 8K) and per prompt token."""
-    prefill, decoding, contexts = (0, 8192), (0, 512), (1, 8192)
-    cells = tuple(
-        tuple(tuple(base_s + sequence_s * d * (1 + c / 32768) + token_s * p for c in contexts) for d in decoding)
-        for p in prefill
-    )
-    return IterationTimes(prefill_tokens=prefill, decoding=decoding, context_tokens=contexts, cells_s=cells)
-
-
-def platform_of(*tables: IterationTimes, capacity: int = 10**8) -> Platform:
-    by_tp = {
-        2**place: PlatformProfile(
-            model="m",
-            model_hash="h",
-            device="d",
-            dtype="bf16",
-            tp=2**place,
-            iterations=times,
-            kv_capacity_tokens=capacity,
-            kv_bytes_per_token=1,
-            hand_off=HandOff(fixed_s=HAND_OFF_S, s_per_byte=0.0),
-            weight_load_s=1.0,
-            sleep_s=1.0,
-            wake_s=1.0,
-            engine_start_s=None,
-        )
-        for place, times in enumerate(tables)
-    }
-    return Platform(by_tp=by_tp, prefill_chunk_tokens=CHUNK)
-
-
-ONE_GPU, TWO_GPUS = table(0.02, 0.0004, 0.0001), table(0.012, 0.0002, 0.00006)
-PLATFORM = platform_of(ONE_GPU, TWO_GPUS)
+ONE_GPU = linear_times(0.02, 0.0004, 0.0001, contexts=(1, 8192))
+TWO_GPUS = linear_times(0.012, 0.0002, 0.00006, contexts=(1, 8192))
+PLATFORM = platform_of({1: ONE_GPU, 2: TWO_GPUS}, CHUNK, HandOff(fixed_s=HAND_OFF_S, s_per_byte=0.0))
 WORK = WorkloadProfile(
     turns=constant(10),
     prompt_tokens=constant(600),
@@ -178,10 +147,6 @@ def simulated_s(target: Target, work: WorkloadProfile, trajectories: int, seed: 
         (turns,) = rng.choices(work.turns.values, work.turns.weights)
         begin(homes[each % len(homes)], rng, 0, round(turns))
     return clock.run()
-
-
-def target(text: str, append_tokens: int = 0) -> Target:
-    return Target(shape=parse_shape(text), append_tokens=append_tokens)
 
 
 def predicted_s(
