@@ -82,7 +82,7 @@ def drain_of(workload: WorkloadProfile, progress: Progress, turn_cv: float) -> D
     fresh = alive[0][done == 0].sum() / share[0]
     return Drain(
         turns=expected,
-        spread_turns=max(high - expected, expected - low),
+        spread_turns=(high - low) / 2,
         slice_turns=np.concatenate(([first], rest * _WEIGHTS)),
         population=population,
         turns_done=(alive * turns_done).sum(axis=1) / share,
@@ -115,18 +115,18 @@ def _close(progress: Progress, finished: Callable[[Floats], Floats], most: float
     """Turns until as many groups as needed have completed: expected, and one standard deviation to each side.
 
     `finished`: share of trajectories that have ended after so many turns, `most` turns after which all have. The k-th of G groups
-    has completed when k - 1/2 are expected to have; between its median and its mean where lengths have a tail.
+    has completed when k - 1/2 are expected to have: between its median and its mean where lengths have a tail. How many have by
+    then is binomial. Source of the two sides: Wilson's score interval of a share.
     """
     groups = progress.live_groups
     members = max(1.0, progress.in_flight / groups)
-    wanted = progress.needed_groups - 0.5
-    share = wanted / groups
-    deviation = math.sqrt(groups * share * (1 - share))
-    levels = np.array([wanted, max(wanted - deviation, 0.05), min(wanted + deviation, groups - 0.1)])
+    share = (progress.needed_groups - 0.5) / groups
+    middle, half = share + 0.5 / groups, math.sqrt(share * (1 - share) / groups + 0.25 / groups**2)
+    levels = np.array([share, (middle - half) / (1 + 1 / groups), (middle + half) / (1 + 1 / groups)])
     low, high = np.zeros(3), np.full(3, most)
     for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        short = groups * finished(middle) ** members < levels
-        low, high = np.where(short, middle, low), np.where(short, high, middle)
+        half_way = (low + high) / 2
+        short = finished(half_way) ** members < levels
+        low, high = np.where(short, half_way, low), np.where(short, high, half_way)
     expected, early, late = high.tolist()
     return expected, early, late

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import numpy as np
@@ -31,7 +32,7 @@ def test_equal_to_the_profile(times: IterationTimes) -> None:
     """On every point of the grid, half way, close to its ends and far beyond, in all combinations."""
 
     def around(axis: tuple[int, ...]) -> list[float]:
-        halves = [(low + high) / 2 for low, high in zip(axis, axis[1:], strict=False)]
+        halves = [(low + high) / 2 for low, high in itertools.pairwise(axis)]
         return [0.0, *axis, *halves, axis[0] + 0.3, axis[-1] - 0.3, axis[-1] + 0.3, 3.0 * axis[-1]]
 
     table, contexts = TimesTable(times), around(times.context_tokens)
