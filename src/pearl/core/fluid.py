@@ -4,13 +4,14 @@ Per turn a trajectory visits prefill, decode and the environment; the environmen
 one whose rate depends on how many sequences it holds, prefill a queue. With N trajectories in flight, X turns per second and
 W = N / X seconds per turn (Little's law), for each worker, n sequences decoding:
 
-    colocated:  X = n / (O t(n) + m P(n)),   rho = m X P(n) / n, N = n + X (Z + P(n) (1 + rho / (2 (1 - rho))))
-    xPyD:       X = y n / (O t(n) + n A(n)), rho = X h P' / x,  N = y n + L + X (Z + h H),   L = x (rho + rho^2 / (2 (1 - rho)))
+    colocated:  X = n / (O t(n) + m P(n)),                         N = n + X (Z + V(P))
+    xPyD:       X = y n / (O t(n) + m A(n)),  rho = X h P' / x,    N = y n + L + X (Z + h H + V(A))
+                L = x (rho + rho^2 / (2 (1 - rho))),               V(P) = P (1 + m P / (2 O t(n)))
 
 t(n) seconds of an iteration with n sequences at the context of the time, O tokens generated per turn, P seconds that prefill adds
 to the iterations of a colocated worker, m = n - 1 the other sequences that it adds them for (none where n < 1), P' of a prefill
 worker per turn that it gets, H of a hand-off, Z of environment and overheads, h the share of turns that are handed off (all, but
-for append-prefill), A seconds per turn of append-prefill on decode workers. Both sides rise with n, so X at a given N is read off
+for append-prefill), A seconds per turn of append-prefill on decode workers, V prefill beside decoding and the wait for it. Both sides rise with n, so X at a given N is read off
 a grid of n. The batch is the integral over its drain (`drain`).
 
 KV capacity: a worker decodes no more sequences than fit; where the prefixes of all in flight do not fit, some are computed
@@ -231,15 +232,17 @@ class _Network:
         prefill = s.beside_s[tp] + again * s.beside_token_s[tp]
         disturbed = s.others[tp] * prefill
         per_s = n / (s.decode_s[tp] + disturbed)
-        busy = disturbed / (s.decode_s[tp] + disturbed)
-        waited = prefill * (1 + busy / (2 * (1 - busy)))
+        waited = prefill * (1 + disturbed / (2 * s.decode_s[tp]))
         return _Curve(population=workers * (s.n + per_s * (s.apart_s + waited)), per_s=workers * per_s)
 
     def _paired_curve(self, fleets: _Fleets, population: Floats) -> _Curve:
         s, x, y, tp, append = self._stations, fleets.prefill, fleets.decode, fleets.decode_tp, fleets.append
         kept = _reuse(s.capacity[tp, None] * y[:, 0], population * s.prefix)[..., None]
         n = s.running[tp]
-        turns = y * n / (s.decode_s[tp] + n * kept * s.append_s[append, tp])
+        appended = kept * s.append_s[append, tp]
+        disturbed = s.others[tp] * appended
+        turns = y * n / (s.decode_s[tp] + disturbed)
+        waited = appended * (1 + disturbed / (2 * s.decode_s[tp]))
         work = self._prefill_work(fleets, population, kept)
         load = np.minimum(1.0, turns * work.alone_s / x)
         service = work.alone_s + load * (work.packed_s - work.alone_s)
@@ -247,7 +250,7 @@ class _Network:
         busy = per_s * service / x
         queued = x * (busy + busy**2 / (2 * (1 - busy)))
         hand_off = work.handed * s.hand_off_s[tp, None, None] + work.moved_tokens * s.hand_off_token_s[tp, None, None]
-        return _Curve(population=y * s.n + queued + per_s * (s.apart_s + hand_off), per_s=per_s)
+        return _Curve(population=y * s.n + queued + per_s * (s.apart_s + hand_off + waited), per_s=per_s)
 
     def _prefill_work(self, fleets: _Fleets, population: Floats, kept: Floats) -> _PrefillWork:
         s, tp, append = self._stations, fleets.prefill_tp, fleets.append

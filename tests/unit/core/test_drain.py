@@ -212,7 +212,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("lengths", [LONG, distribution_of(range(1, 31))])
 def test_like_trajectories_drawn_at_random(name: str, lengths: Distribution) -> None:
-    """The close within 5 % of the median of draws, and its spread of their middle two thirds; the population within 3 %."""
+    """The close within 5 % of the median of draws, and its spread of their middle two thirds; the population within 6 %."""
     progress, turn_cv = CASES[name]
     found = drain(lengths, progress, turn_cv)
     left = drawn(lengths, progress, turn_cv, draws=1500)
@@ -224,7 +224,7 @@ def test_like_trajectories_drawn_at_random(name: str, lengths: Distribution) -> 
     # Of a mixture of cohorts as many are drawn as there are, which spreads less than the draws of single ones.
     assert found.spread_turns == pytest.approx((late - early) / 2, rel=0.25, abs=1.5 if name == "many cohorts" else 0.5)
     in_flight = (left[:, :, None] > positions(found)).sum(axis=1).mean(axis=0)
-    assert found.population == pytest.approx(np.maximum(in_flight, 1.0), rel=0.03, abs=0.02 * left.shape[1])
+    assert found.population == pytest.approx(np.maximum(in_flight, 1.0), rel=0.06, abs=0.02 * left.shape[1])
 
 
 def drawn(lengths: Distribution, progress: Progress, turn_cv: float, draws: int) -> np.ndarray:
