@@ -9,10 +9,10 @@ W = N / X seconds per turn (Little's law), for each worker, n sequences decoding
                 L = x (rho + rho^2 / (2 (1 - rho))),               V(P) = P (1 + m P / (2 O t(n)))
 
 t(n) seconds of an iteration with n sequences at the context of the time, O tokens generated per turn, P seconds that prefill adds
-to the iterations of a colocated worker, m = n - 1 the other sequences that it adds them for (none where n < 1), P' of a prefill
-worker per turn that it gets, H of a hand-off, Z of environment and overheads, h the share of turns that are handed off (all, but
-for append-prefill), A seconds per turn of append-prefill on decode workers, V prefill beside decoding and the wait for it. Both sides rise with n, so X at a given N is read off
-a grid of n. The batch is the integral over its drain (`drain`).
+to the iterations of a colocated worker, m = n - 1 the other sequences that it adds them for (none where n < 1), A those of
+append-prefill on a decode worker, V either of them with the wait for it, P' seconds of a prefill worker per turn that it gets, H
+of a hand-off, h the share of turns that are handed off (all, but for append-prefill), Z of environment and overheads. Both sides
+rise with n, so X at a given N is read off a grid of n. The batch is the integral over its drain (`drain`).
 
 KV capacity: a worker decodes no more sequences than fit; where the prefixes of all in flight do not fit, some are computed
 again: least-recently-used eviction under cyclic use loses them sharply (`_reuse`).
