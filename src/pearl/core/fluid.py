@@ -215,14 +215,11 @@ class _Network:
         return np.asarray(together.reshape(count, len(SPLITS), SLICES).max(axis=1), dtype=np.float64)
 
     def _rate(self, side: _Side, fleets: _Fleets, population: Floats) -> Floats:
-        match side:
-            case _Side.PAIRED:
-                curve = self._paired_curve(fleets, population)
-            case _Side.FIRST:
-                curve = self._colocated_curve(fleets.colocated, fleets.colocated_tp, population)
-            case _Side.SECOND:
-                curve = self._colocated_curve(fleets.second, fleets.second_tp, population)
-        return curve.at(population)
+        if side is _Side.PAIRED:
+            return self._paired_curve(fleets, population).at(population)
+        first = side is _Side.FIRST
+        workers, tp = (fleets.colocated, fleets.colocated_tp) if first else (fleets.second, fleets.second_tp)
+        return self._colocated_curve(workers, tp, population).at(population)
 
     def _colocated_curve(self, workers: Floats, tp: Ints, population: Floats) -> _Curve:
         s = self._stations

@@ -18,7 +18,7 @@ from pearl.core.makespan import Ints
 from pearl.core.platform import Platform
 from pearl.core.workload import WorkloadProfile
 
-SPARSE = (0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
+SPARSE = (0.0, 1 / 64, 1 / 16, 1 / 4, 1 / 2)
 """Sequences per worker, mean, where there are fewer trajectories than workers."""
 POINTS = 20
 """G. Numbers of sequences per worker on the grid: the sparse ones, then from 1 to the most, each larger than the last by the same

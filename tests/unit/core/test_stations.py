@@ -60,10 +60,10 @@ def slices(found: np.ndarray) -> list[float]:
 
 
 def test_the_grid_of_sequences() -> None:
-    """Halves below one, then by equal factors to as many as are in flight at most."""
+    """A few below one, then by equal factors to as many as are in flight at most."""
     n = stations().n
     assert n.shape == (POINTS,)
-    assert n[:6].tolist() == [0.0, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0]
+    assert n[:6].tolist() == [0.0, 1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0]
     assert n[-1] == pytest.approx(8)
     assert n[6:] / n[5:-1] == pytest.approx(np.full(POINTS - 6, 8 ** (1 / (POINTS - 6))))
 
