@@ -64,15 +64,15 @@ def drain_of(workload: WorkloadProfile, progress: Progress, turn_cv: float) -> D
     done, left, weight = _remaining(workload, progress)
     spread = np.maximum(turn_cv * np.sqrt(left), 1e-9)
 
-    def alive_at(turns: Floats) -> Floats:
-        return np.asarray(weight * ndtr((left - turns[:, None]) / spread), dtype=np.float64)
+    def ended(turns: Floats) -> Floats:
+        return np.asarray(weight * ndtr((turns[:, None] - left) / spread), dtype=np.float64)
 
     everybody = float((left + _TAIL * spread).max())
-    expected, low, high = _close(progress, lambda turns: 1 - alive_at(turns).sum(axis=1), everybody)
+    expected, low, high = _close(progress, lambda turns: ended(turns).sum(axis=1), everybody)
     first = min(1.0, expected)
     rest = expected - first
     at = np.concatenate(([first / 2], first + rest * (_NODES + 0.5)))
-    alive = alive_at(at)
+    alive = weight - ended(at)
     share = alive.sum(axis=1)  # > 0: at the close not all have ended
     # A sliver of the last trajectory is in flight until the close, and its turns take as long as one alone.
     population = np.maximum(share * max(progress.in_flight, 1), 1.0)
@@ -97,9 +97,8 @@ def _remaining(workload: WorkloadProfile, progress: Progress) -> tuple[Floats, F
     sizes = np.array([count for _, count in counted], dtype=np.float64)
     cohorts, sizes = squeezed(cohorts, sizes, COHORTS)
     lengths, chances = np.array(workload.turns.values), np.array(workload.turns.weights)
-    longer = np.greater(lengths, cohorts[:, None])
-    odds = np.where(longer, chances, 0.0)
-    over = ~longer.any(axis=1)
+    odds = np.where(np.greater(lengths, cohorts[:, None]), chances, 0.0)
+    over = odds.sum(axis=1) == 0
     odds[over, -1] = 1.0  # longer than any seen before: one more turn
     odds /= odds.sum(axis=1, keepdims=True)
     # Who has begun is somewhere within a turn: half of it is done.

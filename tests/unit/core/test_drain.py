@@ -92,6 +92,11 @@ class TestConstantLengths:
         assert found.turns_done[0] == pytest.approx(done + 0.25, rel=1e-6)
         assert found.first_share[0] == 0.0
 
+    def test_a_length_without_weight_is_none(self) -> None:
+        lengths = Distribution((8.0, 90.0), (1.0, 0.0))
+        assert drain(lengths, running({8: 5})).turns == pytest.approx(0.5, rel=1e-6)
+        assert drain(lengths, running({0: 5})).turns == pytest.approx(8, rel=1e-6)
+
     def test_just_below_every_length(self) -> None:
         assert drain(constant(8), running({7: 5})).turns == pytest.approx(0.5, rel=1e-6)
         assert drain(constant(8), running({6: 5})).turns == pytest.approx(1.5, rel=1e-6)
@@ -164,6 +169,14 @@ class TestFewLengths:
         lengths = distribution_of([1, 2, 3, 4])
         assert drain(lengths, running({0: 2})).turns == pytest.approx(3, rel=1e-6)
         assert drain(lengths, running({0: 1})).turns == pytest.approx(2, rel=1e-6)
+
+    @pytest.mark.parametrize("lengths", range(3, 40, 4))
+    def test_groups_of_a_broken_number(self, lengths: int) -> None:
+        """Shares whose sum is not 1 to the last digit stay shares: the close lies between the ends."""
+        turns = distribution_of(range(1, lengths + 1), [1 / n for n in range(1, lengths + 1)])
+        for cohorts in ({0: 7}, {0: 7, 1: 5}, {0: 3, 1: 4, 2: 9}):
+            found = drain(turns, running(cohorts, groups=3), 0.05)
+            assert lengths / 2 < found.turns < lengths * 1.2
 
     @pytest.mark.parametrize(
         ("weights", "spread"),
