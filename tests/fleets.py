@@ -13,7 +13,8 @@ from pearl.core.shape import parse_shape
 def linear_times(base_s: float, sequence_s: float, token_s: float, contexts: tuple[int, ...] = (1,)) -> IterationTimes:
     """So much per iteration, per decoding sequence (a quarter more of it at a context of 8K) and per prompt token.
 
-    With one context, no matter how long it is."""
+    With a single context, however long it is.
+    """
     prefill, decoding = (0, 8192), (0, 512)
     cells = tuple(
         tuple(

@@ -1,7 +1,7 @@
 """The fluid network against two other models of the same fleets: a simulation of single iterations, and published results.
 
-The simulation below knows nothing of queueing theory: engines run iterations of the same costs, prompts
-are computed first come first served up to a chunk per iteration, replies come after random waits.
+The simulation below knows nothing of queueing theory: engines run iterations of the same costs; prompts are computed first come
+first served, up to a chunk per iteration; the iteration that ends a prompt draws the first token; replies come after random waits.
 """
 
 from __future__ import annotations
@@ -137,10 +137,10 @@ def simulated_s(target: Target, work: WorkloadProfile, trajectories: int, seed: 
                 clock.after(rng.expovariate(1 / mean_s) if mean_s else 0.0, lambda: begin(home, rng, turn + 1, turns))
 
         def decode() -> None:
-            home.submit(Job(context=context, prompt=0, tokens=generated, done=reply))
+            home.submit(Job(context=context, prompt=0, tokens=generated - 1, done=reply))
 
         if home in engines[Role.COLOCATED] or (turn and new <= target.append_tokens):
-            home.submit(Job(context=context, prompt=new, tokens=generated, done=reply))
+            home.submit(Job(context=context, prompt=new, tokens=generated - 1, done=reply))
         else:
             least = min(engines[Role.PREFILL], key=lambda engine: engine.load)
             least.submit(Job(context=context, prompt=new, tokens=0, done=lambda: clock.after(HAND_OFF_S, decode)))
@@ -188,11 +188,18 @@ def test_close_to_a_simulation_of_iterations(wait_s: float, trajectories: int, s
         assert s0 < 1.1 * s1 or p0 > p1
 
 
-def test_one_alone_takes_the_sum_of_its_turns() -> None:
-    """A prompt and replies in iterations of their own, tokens one by one, the hand-offs: the simulation to a percent."""
-    fleets = [target("1C"), target("8C"), target("1P1D"), target("1P7D"), target("1P1D", 300), target("2P1D@tp2")]
+@pytest.mark.parametrize(
+    ("fleets", "within"),
+    [
+        ([target("1C"), target("8C"), target("2C@tp2")], 0.005),
+        # A prefill worker's iteration draws the first token too, which the network leaves to decode workers: 1 in 40.
+        ([target("1P1D"), target("1P7D"), target("1P1D", 300), target("2P1D@tp2")], 0.03),
+    ],
+)
+def test_one_alone_takes_the_sum_of_its_turns(fleets: list[Target], within: float) -> None:
+    """Prompts, tokens one by one, hand-offs."""
     simulated = [simulated_s(fleet, WORK, 1, 0) for fleet in fleets]
-    assert predicted_s(fleets, WORK, 1) == pytest.approx(simulated, rel=0.03)
+    assert predicted_s(fleets, WORK, 1) == pytest.approx(simulated, rel=within)
 
 
 def test_trajectories_of_different_lengths() -> None:
