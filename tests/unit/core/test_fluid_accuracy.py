@@ -1,7 +1,7 @@
 """The fluid network against two other models of the same fleets: a simulation of single iterations, and published results.
 
 The simulation below knows nothing of queueing theory: engines run iterations of the same costs; prompts are computed first come
-first served, up to a chunk per iteration; the iteration that ends a prompt draws the first token; replies come after random waits.
+first served, up to a chunk per iteration; the one that ends a prompt draws the first token; replies come after random waits.
 """
 
 from __future__ import annotations
