@@ -252,16 +252,14 @@ class _Found:
 
     def refine(self, forecast: Forecast, lines: Sequence[Line]) -> None:
         """Close in on the best place of the best lines, round by round, until its neighbours are known."""
-        for _ in range(max(line.length for line in lines).bit_length()):
-            ranked = [index for index in self._ranked() if lines[self.line[index]].length > 1]
-            chosen: dict[int, Ints] = {}
-            for index in ranked[:LINES]:
-                new = self._around(int(self.line[index]), int(self.place[index]))
-                if len(new):
-                    chosen[int(self.line[index])] = new
-            if not chosen:
-                return
-            self.add(forecast, lines, [chosen.get(at, np.zeros(0, dtype=np.int64)) for at in range(len(lines))])
+        while closer := self._closer(lines):
+            self.add(forecast, lines, [closer.get(at, np.zeros(0, dtype=np.int64)) for at in range(len(lines))])
+
+    def _closer(self, lines: Sequence[Line]) -> dict[int, Ints]:
+        """Lines to look at again -> the places."""
+        ranked = [index for index in self._ranked() if lines[self.line[index]].length > 1]
+        around = {int(self.line[at]): self._around(int(self.line[at]), int(self.place[at])) for at in ranked[:LINES]}
+        return {line: places for line, places in around.items() if len(places)}
 
     def best_of_lines(self, lines: Sequence[Line]) -> list[Option]:
         """The fastest of each line, fastest first."""

@@ -67,11 +67,10 @@ def settle(policy: Policy, choice: Choice, current: Option | None, costs: Transi
     gates: list[Gated] = []
     accepted = current
     for option in _firsts(near, candidates):
-        kind = ChangeKind.SIZE if current is None else _kind(current, option)
         if accepted is not None and option.target == accepted.target:
             continue
         verdict = hysteresis(
-            kind,
+            ChangeKind.SIZE if accepted is None else _kind(accepted, option),
             old_s=math.inf if accepted is None else accepted.close_s,
             new_s=option.close_s,
             cost_s=move_cost_s(accepted, option, costs),
@@ -201,6 +200,8 @@ def _gate(lending: Lending, dedicated: Option | None, options: Sequence[Option])
 
 def _best_with(lending: Lending, dedicated: Option | None, option: Option) -> Option:
     """The best of all shapes with as many borrowed workers as one has that was found among few."""
+    if option.borrowed == lending.budget.overlap:
+        return option  # all of them were looked at
     best = _settled_with(lending, dedicated, option.borrowed).option
     return option if best is None or best.borrowed != option.borrowed or _due(lending, best).passed else best
 
