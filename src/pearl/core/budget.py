@@ -47,7 +47,7 @@ def budget_of(state: FleetState, tps: Iterable[int], *, lending: bool, avoid: fr
     counts = Counter(len(worker.gpus) for worker in retained)
     overlap_tp = min(counts, key=lambda tp: (-counts[tp], tp), default=1)
     overlap = [worker for worker in retained if len(worker.gpus) == overlap_tp]
-    seated = [worker for worker in rollout if usable.issuperset(worker.gpus)]
+    seated = [w for w in rollout if w.activity is Activity.ACTIVE and usable.issuperset(w.gpus)]
     nodes = _by_node(state)
     return Budget(
         usable=usable,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -231,11 +230,11 @@ def _like(option: Option, overlap_tp: int) -> Space:
 
 def _exactly(shape: Shape, budget: Budget) -> list[Line]:
     """A given shape, where there are GPUs for it."""
-    wanted: Counter[int] = Counter()
-    for pool in shape.pools:
-        wanted[pool.tp] += pool.workers
-    if shape.gpus > len(budget.usable) or any(count > budget.workers.get(tp, 0) for tp, count in wanted.items()):
-        return []
+    # A larger worker takes the place of as many smaller ones as its GPUs would hold.
+    for tp in {pool.tp for pool in shape.pools}:
+        places = sum(pool.workers * -(-pool.tp // tp) for pool in shape.pools if pool.tp >= tp)
+        if places > budget.workers.get(tp, 0):
+            return []
     only = candidates_of([Target(shape=shape)])
     prefill, decode, colocated = (int(only.workers[role][0]) for role in SERVING_ROLES)
     return [

@@ -61,8 +61,11 @@ def test_workers_that_sit_across_blocks_count_where_that_gives_more() -> None:
     # Without a0 it is the other way round: it and nothing else, against the block a2 a3.
     assert budget(fleet("a4", "0 C a1 a2"), avoid="a0").workers == {1: 3, 2: 1, 4: 0}
     # Three across blocks of which only one is whole, on six GPUs of eight.
-    across = fleet("a8", "0 C a1 a2", "1 D a3 a4", "2 P- a5 a6")
+    across = fleet("a8", "0 C a1 a2", "1 D a3 a4", "2 P a5 a6")
     assert budget(across, avoid="a0 a7").workers == {1: 6, 2: 3, 4: 0}
+    # One that sleeps is not in the way, and is no worker that can be counted on: of two on the same GPUs one can serve.
+    asleep = fleet("a8", "0 C a1 a2", "1 D a3 a4", "2 P- a5 a6", "3 P- a5 a6")
+    assert budget(asleep, avoid="a0 a7").workers == {1: 6, 2: 2, 4: 0}
     # Those that have to go are not counted.
     assert budget(across, avoid="a0 a7 a1").workers == {1: 5, 2: 2, 4: 0}
 

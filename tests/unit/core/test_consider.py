@@ -102,7 +102,11 @@ def test_where_a_mode_needs_more_workers_than_are_left_any_mode_serves() -> None
         # Too few: by a worker, by a GPU, by what fits side by side.
         ("1P3D", {1: 3}, 3, ["1P2D", "2P1D"]),
         ("1P1D@tp2", {1: 4, 2: 1}, 4, ["1C@tp2"]),
-        ("1P1D@tp2", {1: 3, 2: 2}, 3, ["1P1D@tp2"]),  # by GPUs; what is left in the same mode happens to be the same
+        # One block of four, and two GPUs elsewhere.
+        ("1P@tp4+1D@tp2", {1: 6, 2: 2, 4: 1}, 6, ["1P1D@tp2"]),
+        ("1P@tp4+1D@tp2", {1: 6, 2: 3, 4: 1}, 6, ["1P@tp4+1D@tp2"]),
+        ("1P@tp3+1D@tp2", {2: 2, 3: 1}, 5, ["1P1D@tp2"]),
+        ("1P@tp3+1D@tp2", {2: 3, 3: 1}, 6, ["1P@tp3+1D@tp2"]),
         ("1P@tp1+1D@tp2", {1: 2, 2: 1}, 2, ["1P1D"]),
         ("2C@tp4", {1: 8, 2: 4}, 8, []),
     ],
