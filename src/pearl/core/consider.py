@@ -140,16 +140,17 @@ def borrow_more(lending: Lending, dedicated: Option | None) -> Settled:
     full = _settled_with(lending, dedicated, most)
     if full.option is None or full.option.borrowed == lending.borrowed:
         return Settled(option=dedicated, gates=full.gates)
-    options = [*_with_some(lending, dedicated, full.option), full.option]
-    in_time = [option for option in options if not _due(lending, option).passed]
-    if not in_time:
-        gate = Gated(gate="return", about=f"{most} workers", verdict=_due(lending, full.option))
-        return Settled(option=dedicated, gates=(gate,))
+    due = _due(lending, full.option)
+    if due.passed:
+        # Not fewer either, though they would be due a little later: all may just have come back.
+        return Settled(option=dedicated, gates=(Gated(gate="return", about=f"{most} workers", verdict=due),))
     if policy.borrow in (Borrow.ALWAYS, Borrow.SEEDING):
         return Settled(option=full.option, gates=())
-    verdict = _gate(lending, dedicated, in_time)
+    some = _with_some(lending, dedicated, full.option)
+    options = [*(option for option in some if not _due(lending, option).passed), full.option]
+    verdict = _gate(lending, dedicated, options)
     gate = Gated(gate="borrow", about=f"up to {most} workers", verdict=verdict)
-    chosen = [option for option in in_time if verdict.passed and option.borrowed == lending.borrowed + verdict.workers]
+    chosen = [option for option in options if verdict.passed and option.borrowed == lending.borrowed + verdict.workers]
     return Settled(option=_best_with(lending, dedicated, chosen[0]) if chosen else dedicated, gates=(gate,))
 
 

@@ -271,9 +271,10 @@ def _dedicated(scene: _Scene, budget: Budget) -> tuple[Budget, Choice, Settled]:
         wide = _less(scene, budget, budget.usable - without.usable - free_s.keys())
         more, larger = _settled(scene, wide, stays)
         evaluated += more.evaluated
+        gates += larger.gates
         if larger.option is None or larger.option.target.shape.gpus <= stays.target.shape.gpus:
             break
-        gates += (*larger.gates, _expansion(scene, stays, larger.option, min(free_s.values())))
+        gates += (_expansion(scene, stays, larger.option, min(free_s.values())),)
         if gates[-1].verdict.passed:
             return wide, replace(more, evaluated=evaluated), replace(larger, gates=gates)
         shorter_s = sorted(free_s.values())[(len(free_s) - 1) // 2]
@@ -330,7 +331,7 @@ def _planned(scene: _Scene, budget: Budget, chosen: Option | None) -> Decision:
     request = replace(_request(scene, budget, stays), shape=bare)
     result = plan(scene.state, request, scene.situation.profile.platform.costs)
     reason = Reason.NOTHING_FITS if refusal is None else Reason.NO_PLAN
-    decision = replace(_decision(scene, reason, stays), refusal=refusal)
+    decision = replace(_decision(scene, reason, None if refusal is None else stays), refusal=refusal)
     return decision if isinstance(result, PlanRefusal) else replace(decision, plan=result)
 
 

@@ -412,9 +412,19 @@ def test_what_would_have_to_go_back_at_once_is_not_borrowed(borrow: Borrow) -> N
     assert borrow_more(about, option("4C", 100.0)).option == option("8C", 70.0, borrowed=4, error_s=32.9)
 
 
-def test_of_some_that_would_not_have_to_go_back_one_is_borrowed() -> None:
-    about, _ = lending(GROWING, errors_s={"8C": 33.0})
-    assert borrow_more(about, option("4C", 100.0)).option == option("7C", 80.0, borrowed=3)
+def test_where_all_would_have_to_go_back_fewer_are_not_borrowed_either() -> None:
+    about, told = lending(GROWING, errors_s={"8C": 33.0})
+    found = borrow_more(about, option("4C", 100.0))
+    assert (found.option, said(found)) == (option("4C", 100.0), [("return", "4 workers", True, "due")])
+    assert told.asked == ["8C"]
+
+
+def test_of_fewer_those_that_would_have_to_go_back_are_left_out() -> None:
+    times = {"8C": 80.0, "7C": 40.0, "6C": 60.0}
+    about, _ = lending(times)
+    assert borrow_more(about, option("4C", 100.0)).option == option("7C", 40.0, borrowed=3)
+    about, _ = lending(times, errors_s={"7C": 18.0})
+    assert borrow_more(about, option("4C", 100.0)).option == option("6C", 60.0, borrowed=2)
 
 
 def test_the_cost_of_moving_counts_beside_that_of_borrowing() -> None:

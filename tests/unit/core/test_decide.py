@@ -43,14 +43,16 @@ def decided(
     made = decide(wants, state, about, moment, now_s)
     assert state.hash == before
     assert repr(decide(wants, state, about, moment, now_s)) == repr(made)
-    if made.chosen is not None and (made.plan is not None or made.reason is Reason.MOVED):
+    if made.plan is not None or made.reason is Reason.MOVED:
         after = state if made.plan is None else apply(state, made.plan)
         assert isinstance(after, FleetState)
-        again = decide(wants, after, replace(about, append_tokens=made.chosen.target.append_tokens), moment, now_s)
+        append_tokens = about.append_tokens if made.chosen is None else made.chosen.target.append_tokens
+        again = decide(wants, after, replace(about, append_tokens=append_tokens), moment, now_s)
         assert again.plan is None
-        assert again.chosen == again.current
-        assert again.chosen is not None
-        assert (again.chosen.target, again.chosen.borrowed) == (made.chosen.target, made.chosen.borrowed)
+        if made.chosen is not None:
+            assert again.chosen is not None
+            assert (again.chosen.target, again.chosen.borrowed) == (made.chosen.target, made.chosen.borrowed)
+            assert again.chosen == again.current
     return made
 
 
@@ -271,7 +273,7 @@ def test_where_nothing_is_left_that_can_serve_what_must_go_goes() -> None:
     # And what cannot serve alone stays, as it is.
     state = noticed(fleet("a1 c1x", "0 C c0", "1 D a0"), "c0", 100.0)
     made = decided(policy({}), state)
-    assert (made.reason, text(made.current), text(made.chosen)) == (Reason.NOTHING_FITS, "1D", "1D")
+    assert (made.reason, text(made.current), made.chosen) == (Reason.NOTHING_FITS, "1D", None)
     assert plan_of(made) == ["vacate: 0 drain 0; 1 stop 0 <0; 2 back to external c0 <1"]
 
 
