@@ -63,6 +63,9 @@ def test_workers_that_sit_across_blocks_count_where_that_gives_more() -> None:
     # Three across blocks of which only one is whole, on six GPUs of eight.
     across = fleet("a8", "0 C a1 a2", "1 D a3 a4", "2 P a5 a6")
     assert budget(across, avoid="a0 a7").workers == {1: 6, 2: 3, 4: 0}
+    # Node by node: on one those that sit there, on the other all anew.
+    both = fleet("a8 b4", "0 C a1 a2", "1 D a3 a4", "2 P a5 a6", "3 P b1 b2")
+    assert budget(both, avoid="a0 a7").workers == {1: 10, 2: 5, 4: 1}
     # One that sleeps is not in the way, and is no worker that can be counted on: of two on the same GPUs one can serve.
     asleep = fleet("a8", "0 C a1 a2", "1 D a3 a4", "2 P- a5 a6", "3 P- a5 a6")
     assert budget(asleep, avoid="a0 a7").workers == {1: 6, 2: 2, 4: 0}
