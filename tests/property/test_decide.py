@@ -2,7 +2,7 @@
 
 Invariants, after every step: GPUs are conserved (each is known once, and no two that serve share one); no action names a worker
 that is draining or initialising; the same question has the same answer, and the state is as it was; once a plan is applied the
-same question asks for nothing more; while training has its GPUs, and after the return deadline, no overlap worker serves that a
+same question asks for nothing more (but where GPUs went back: then a second plan at most follows); while training has its GPUs, and after the return deadline, no overlap worker serves that a
 decision could have returned; nothing that is refused changes the fleet; noise below the thresholds moves nothing.
 """
 
@@ -44,7 +44,7 @@ from pearl.core.state import (
 from pearl.records.ids import GpuId, LeaseId, NodeId, WorkerId
 from tests.fleets import COSTS, Formula, situation
 
-PUT_UP_WITH = Reason.NO_PLAN
+SEEDS, STEPS = 24, 30
 OPTIONS = PolicyOptions(fixed_tp=2, hybrid=True, gpus=6, shape=parse_shape("1P2D@tp2"), seeding_s=60.0)
 
 
@@ -67,8 +67,7 @@ def seconds(left: float, salt: int) -> Formula:
 
 
 def policies(name: str, left: float, salt: int) -> Policy:
-    policy = policy_named(name, OPTIONS)
-    return policy if name == "real" else replace(policy, predictor=seconds(left, salt))
+    return replace(policy_named(name, OPTIONS), predictor=seconds(left, salt))
 
 
 @dataclass
@@ -98,9 +97,7 @@ class World:
         ]
         state = FleetState(gpus=MappingProxyType({gpu.id: gpu for gpu in gpus}))
         for slot, first in enumerate((0, 2)):
-            start = Start(
-                worker=WorkerId(slot), gpus=(GpuId(f"t{first}"), GpuId(f"t{first + 1}")), role=Role.COLOCATED
-            )
+            start = Start(worker=WorkerId(slot), gpus=(GpuId(f"t{first}"), GpuId(f"t{first + 1}")), role=Role.COLOCATED)
             for action in (start, Sleep(worker=WorkerId(slot))):
                 for event in events_of(action):
                     state = folded(state, event)
@@ -219,7 +216,7 @@ class World:
         return made
 
     def check_plan(self, made: Decision) -> None:
-        assert made.reason is not PUT_UP_WITH, (made.refusal, made.chosen)
+        assert made.reason is not Reason.NO_PLAN, (made.refusal, made.chosen)
         if made.plan is None:
             return
         for group in made.plan.groups:
@@ -233,7 +230,7 @@ class World:
         if made.chosen is not None:
             self.about = replace(self.about, append_tokens=made.chosen.target.append_tokens)
         if made.plan is None:
-            return
+            return None
         actions = [step.action for group in made.plan.groups for step in group.steps]
         if self.rng.random() < 0.3:
             cut = int(self.rng.integers(len(actions)))
@@ -241,14 +238,19 @@ class World:
                 assert self.act(action)
             if self.rng.random() < 0.5:
                 self.half_done.append(iter(actions[cut:]))
-            return
+            return None
         for action in actions:
             assert self.act(action)
         again = self.decide(moment)
+        if again.plan is not None and any(isinstance(each, GiveBack) and each.gpus[0][0] == "x" for each in actions):
+            # A node that has fewer GPUs than before is cut into blocks anew, which may leave room for one more worker.
+            assert again.reason is Reason.MOVED
+            return self.apply(again, moment)
         assert again.plan is None, (made.reason, made.chosen, again.reason, again.chosen, again.gates)
         if made.chosen is not None and again.reason is not Reason.IN_TRANSITION:
             assert again.chosen is not None
             assert again.chosen.target == made.chosen.target, (made, again)
+        return None
 
     def check(self, made: Decision, moment: Moment) -> None:
         active = self.state.active()
@@ -261,9 +263,12 @@ class World:
         due = made.current is not None and return_due(
             now_s=self.now_s, close_s=made.current.close_s, error_s=made.current.error_s, return_s=COSTS.return_s
         )
-        if self.about.training or moment is Moment.TRAINING_BEGAN or self.about.progress.needed_groups == 0:
-            assert not lent
-        elif due and due.passed and made.current is not None and made.current.borrowed:
+        if (
+            self.about.training
+            or moment is Moment.TRAINING_BEGAN
+            or self.about.progress.needed_groups == 0
+            or (due and due.passed and made.current is not None and made.current.borrowed)
+        ):
             assert not lent
         if made.chosen is not None and made.chosen.borrowed and made.reason is not Reason.IN_TRANSITION:
             assert made.look_again_s is not None
@@ -294,11 +299,11 @@ def named(action: Action) -> tuple[WorkerId, ...]:
 
 
 @pytest.mark.parametrize("name", [name for name in POLICIES if name != "oracle"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_order_of_events(name: str, seed: int) -> None:
     world = World(name, seed)
     moment = Moment.STARTED
-    for _ in range(30):
+    for _ in range(STEPS):
         made = world.decide(moment)
         uncut = world.state
         world.apply(made, moment)

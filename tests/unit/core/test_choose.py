@@ -26,14 +26,13 @@ from pearl.core.shape import Shape, parse_shape
 from pearl.core.workload import WorkloadProfile
 from tests.fleets import Formula, Told, platform, situation
 
+ANY = Space()
 COLOCATED = Space(disaggregated=False)
 PAIRS = Space(colocated=False)
 
 
 def budget(workers: dict[int, int], *, overlap: int = 0, overlap_tp: int = 1) -> Budget:
-    return Budget(
-        usable=frozenset(), workers=workers, lendable=frozenset(), overlap=overlap, overlap_tp=overlap_tp
-    )
+    return Budget(usable=frozenset(), workers=workers, lendable=frozenset(), overlap=overlap, overlap_tp=overlap_tp)
 
 
 def shapes(
@@ -157,16 +156,10 @@ def test_borrowed_workers_of_another_tensor_parallelism_join_no_pair_and_no_hybr
 
 def test_borrowed_workers_are_all_in_the_role_of_their_tensor_parallelism() -> None:
     # Four dedicated GPUs, and two borrowed workers of tp 2: those can be all of the role.
-    assert shapes(PAIRS, {1: 4, 2: 2}, borrowed=2, overlap_tp=2, pairs={(2, 1)}) == [
-        ["2P@tp2+4D@tp1", "3P@tp2+2D@tp1"]
-    ]
-    assert shapes(PAIRS, {1: 4, 2: 2}, borrowed=2, overlap_tp=2, pairs={(1, 2)}) == [
-        ["4P@tp1+2D@tp2", "2P@tp1+3D@tp2"]
-    ]
+    assert shapes(PAIRS, {1: 4, 2: 2}, borrowed=2, overlap_tp=2, pairs={(2, 1)}) == [["2P@tp2+4D@tp1", "3P@tp2+2D@tp1"]]
+    assert shapes(PAIRS, {1: 4, 2: 2}, borrowed=2, overlap_tp=2, pairs={(1, 2)}) == [["4P@tp1+2D@tp2", "2P@tp1+3D@tp2"]]
     # Two borrowed ones of tp 1: they can be all of the small role, so that every dedicated GPU is of a large worker.
-    assert shapes(PAIRS, {1: 4, 2: 2}, borrowed=2, overlap_tp=1, pairs={(2, 1)}) == [
-        ["1P@tp2+4D@tp1", "2P@tp2+2D@tp1"]
-    ]
+    assert shapes(PAIRS, {1: 4, 2: 2}, borrowed=2, overlap_tp=1, pairs={(2, 1)}) == [["1P@tp2+4D@tp1", "2P@tp2+2D@tp1"]]
     # No dedicated GPU for the other role.
     assert shapes(PAIRS, {1: 0, 2: 0}, borrowed=2, overlap_tp=2, pairs={(2, 1)}) == []
     assert shapes(PAIRS, {1: 1, 2: 0}, borrowed=2, overlap_tp=2, pairs={(2, 1)}) == [["2P@tp2+1D@tp1"]]
@@ -211,7 +204,7 @@ def test_pools_are_in_one_order_whichever_was_first() -> None:
 
 
 def chosen(
-    times_s: dict[str, float], workers: dict[int, int], space: Space = Space(), incumbent: str | None = None
+    times_s: dict[str, float], workers: dict[int, int], space: Space = ANY, incumbent: str | None = None
 ) -> Choice:
     now = None if incumbent is None else target(incumbent)
     return choose(Told(times_s)._predict, platform(*workers), budget(workers), space, incumbent=now)
@@ -229,9 +222,7 @@ def best(choice: Choice) -> str:
 
 def test_the_fastest_shape_wins_and_the_best_of_each_line_is_reported() -> None:
     choice = chosen({"4C": 50.0, "1P3D": 40.0, "2P2D": 30.0}, {1: 4})
-    assert choice.best == Option(
-        target=target("2P2D"), borrowed=0, close_s=30.0, error_s=0.0, infeasible=Infeasible.NO
-    )
+    assert choice.best == Option(target=target("2P2D"), borrowed=0, close_s=30.0, error_s=0.0, infeasible=Infeasible.NO)
     assert [(str(each.target), each.close_s) for each in choice.considered] == [("2P2D", 30.0), ("4C", 50.0)]
     assert choice.evaluated == 4
 
@@ -401,7 +392,14 @@ def test_coarse_finds_what_looking_everywhere_finds(gpus: int, seed: int) -> Non
 
 def test_lines_can_be_searched_that_nobody_enumerated() -> None:
     line = Line(
-        prefill_tp=1, decode_tp=2, colocated_tp=1, length=1, first=(3, 1, 0), step=(0, 0, 0), append_tokens=7, borrowed=2
+        prefill_tp=1,
+        decode_tp=2,
+        colocated_tp=1,
+        length=1,
+        first=(3, 1, 0),
+        step=(0, 0, 0),
+        append_tokens=7,
+        borrowed=2,
     )
     found = search(Told({"3P@tp1+1D@tp2 append<=7": 5.0})._predict, [line], Space(), None)
     assert found.best == found.considered[0]

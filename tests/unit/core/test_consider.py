@@ -24,6 +24,8 @@ from pearl.records.ids import GpuId
 from tests.fleets import COSTS, Told, platform
 
 INF = math.inf
+EVERY = Space()
+COLOCATED = Space(disaggregated=False)
 FREE = replace(COSTS, role_change_s=0, start_s=0, stop_s=0)
 
 
@@ -47,7 +49,7 @@ def choice(*options: Option) -> Choice:
     )
 
 
-def policy(told: Told | None = None, *, space: Space = Space(), borrow: Borrow = Borrow.ANY, **other: object) -> Policy:
+def policy(told: Told | None = None, *, space: Space = EVERY, borrow: Borrow = Borrow.ANY, **other: object) -> Policy:
     return Policy(name="p", predictor=told or Told({}), space=space, borrow=borrow, **other)  # type: ignore[arg-type]
 
 
@@ -288,7 +290,7 @@ def lending(
     overlap: int = 4,
     overlap_tp: int = 1,
     borrowed: int = 0,
-    space: Space = Space(disaggregated=False),
+    space: Space = COLOCATED,
     toggle_s: float = 10.0,
     per_worker_s: float = 0.0,
     errors_s: dict[str, float] | None = None,

@@ -22,7 +22,11 @@ COLOCATED = Space(disaggregated=False)
 
 
 def policy(
-    times_s: dict[str, float], *, borrow: Borrow = Borrow.NEVER, errors_s: dict[str, float] | None = None, **other: object
+    times_s: dict[str, float],
+    *,
+    borrow: Borrow = Borrow.NEVER,
+    errors_s: dict[str, float] | None = None,
+    **other: object,
 ) -> Policy:
     told = Told(times_s, errors_s or {})
     return Policy(  # type: ignore[arg-type]
@@ -453,9 +457,7 @@ def test_borrowed_workers_go_back_in_time() -> None:
     due = decided(policy(LENT, borrow=Borrow.ANY, errors_s={"3C": 23.0}), state)
     assert (due.reason, text(due.current), text(due.chosen)) == (Reason.RETURNED, "1C", "1C")
     assert gates(due) == [("return", "2 workers", True, "due")]
-    assert plan_of(due) == [
-        "return: 0 drain 1; 1 drain 2; 2 sleep 1 <0; 3 sleep 2 <1; 4 back to training b0 b1 <2 <3"
-    ]
+    assert plan_of(due) == ["return: 0 drain 1; 1 drain 2; 2 sleep 1 <0; 3 sleep 2 <1; 4 back to training b0 b1 <2 <3"]
     assert due.look_again_s is None
 
 

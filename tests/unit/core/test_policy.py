@@ -61,9 +61,7 @@ def test_the_papers_knows_one_tensor_parallelism_and_borrows_all_or_none() -> No
         ("rlboost_plus_seeding", True, None, Borrow.SEEDING, 45.0),
     ],
 )
-def test_baselines_are_colocated(
-    name: str, external: bool, gpus: int | None, borrow: Borrow, seeding_s: float
-) -> None:
+def test_baselines_are_colocated(name: str, external: bool, gpus: int | None, borrow: Borrow, seeding_s: float) -> None:
     assert policy_named(name, OPTIONS) == Policy(
         name=name,
         predictor=FluidPredictor(),
