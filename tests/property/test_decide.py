@@ -1,9 +1,14 @@
 """Decisions under any order of events.
 
-Invariants, after every step: GPUs are conserved (each is known once, and no two that serve share one); no action names a worker
-that is draining or initialising; the same question has the same answer, and the state is as it was; once a plan is applied the
-same question asks for nothing more (but where GPUs went back: then a second plan at most follows); while training has its GPUs, and after the return deadline, no overlap worker serves that a
-decision could have returned; nothing that is refused changes the fleet; noise below the thresholds moves nothing.
+Invariants, after every step:
+
+- GPUs are conserved: those of the trainer are all there, and no two workers that serve share one;
+- no action names a worker that is draining or initialising;
+- the same question has the same answer, and leaves the state as it was;
+- once a plan is applied the same question asks for nothing more (but where GPUs went back: then one more plan may follow);
+- while training has its GPUs, and once the return is due, no overlap worker serves;
+- there is a way to whatever is chosen;
+- noise below the thresholds moves nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from pearl.core.actions import Action, Admit, Drain, GiveBack, LoadWeights, SetR
 from pearl.core.choose import Space
 from pearl.core.decide import decide
 from pearl.core.decision import Decision, Moment, Reason, Situation
-from pearl.core.gate import Thresholds, return_due
+from pearl.core.gate import Thresholds
 from pearl.core.makespan import Target
 from pearl.core.plan import Plan
 from pearl.core.policy import POLICIES, Borrow, Policy, PolicyOptions, policy_named
@@ -42,7 +47,7 @@ from pearl.core.state import (
     fold,
 )
 from pearl.records.ids import GpuId, LeaseId, NodeId, WorkerId
-from tests.fleets import COSTS, Formula, situation
+from tests.fleets import Formula, situation
 
 SEEDS, STEPS = 24, 30
 OPTIONS = PolicyOptions(fixed_tp=2, hybrid=True, gpus=6, shape=parse_shape("1P2D@tp2"), seeding_s=60.0)
@@ -260,15 +265,8 @@ class World:
         training = {gpu.id for gpu in self.state.gpus.values() if gpu.owner is GpuOwner.TRAINING}
         assert training == {"t0", "t1", "t2", "t3"}
         lent = [worker for worker in active if self.state.is_overlap(worker.id)]
-        due = made.current is not None and return_due(
-            now_s=self.now_s, close_s=made.current.close_s, error_s=made.current.error_s, return_s=COSTS.return_s
-        )
-        if (
-            self.about.training
-            or moment is Moment.TRAINING_BEGAN
-            or self.about.progress.needed_groups == 0
-            or (due and due.passed and made.current is not None and made.current.borrowed)
-        ):
+        returned = any(each.gate == "return" and each.verdict.passed for each in made.gates)
+        if self.about.training or moment is Moment.TRAINING_BEGAN or self.about.progress.needed_groups == 0 or returned:
             assert not lent
         if made.chosen is not None and made.chosen.borrowed and made.reason is not Reason.IN_TRANSITION:
             assert made.look_again_s is not None
