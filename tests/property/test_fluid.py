@@ -20,7 +20,7 @@ from pearl.core.platform import Platform
 from pearl.core.profile import HandOff
 from pearl.core.progress import Progress
 from pearl.core.workload import WorkloadProfile
-from tests.fleets import engine_profile, linear_times, target
+from tests.platforms import engine_profile, linear_times, target
 
 FLEETS = [
     target(text, append)

@@ -21,7 +21,7 @@ from pearl.core.progress import Progress, fresh_batch
 from pearl.core.shape import Pool, Shape
 from pearl.core.state import Role
 from pearl.core.workload import WorkloadProfile
-from tests.fleets import engine_profile, linear_times, platform_of, target
+from tests.platforms import engine_profile, linear_times, platform_of, target
 
 TIMES, SLOW = linear_times(0.01, 0.002, 0.001), linear_times(1.0, 0.2, 0.1)
 WORK = WorkloadProfile(

@@ -24,7 +24,7 @@ from pearl.core.profile import HandOff, IterationTimes
 from pearl.core.progress import fresh_batch
 from pearl.core.state import Role
 from pearl.core.workload import WorkloadProfile
-from tests.fleets import linear_times, platform_of, target
+from tests.platforms import linear_times, platform_of, target
 
 CHUNK = 512
 HAND_OFF_S = 0.01

@@ -10,7 +10,7 @@ import pytest
 
 from pearl.core.lookup import TimesTable, table_of
 from pearl.core.profile import IterationTimes
-from tests.fleets import linear_times
+from tests.platforms import linear_times
 
 
 def uneven(prefill: tuple[int, ...], decoding: tuple[int, ...], contexts: tuple[int, ...], seed: int) -> IterationTimes:

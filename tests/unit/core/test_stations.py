@@ -13,7 +13,7 @@ from pearl.core.platform import Platform
 from pearl.core.profile import HandOff, IterationTimes
 from pearl.core.stations import POINTS, SPARSE, Stations, stations_of
 from pearl.core.workload import WorkloadProfile
-from tests.fleets import engine_profile, linear_times
+from tests.platforms import engine_profile, linear_times
 
 FIRST, LATER, MIXED = 0, 1, 2
 WORK = WorkloadProfile(
