@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +35,7 @@ from pearl.core.state import (
 )
 from pearl.core.toggle import toggle_prior
 from pearl.core.workload import WorkloadProfile, within_limits
-from pearl.errors import ConfigError, ProfileError, StateError
+from pearl.errors import ProfileError, StateError
 from pearl.records.ids import GpuId, LeaseId, NodeId, WorkerId
 from pearl.report.workload_file import read_workload
 
@@ -50,7 +51,8 @@ def policy_of(recipe: Recipe) -> Policy:
     elastic, fleet = recipe.elastic, recipe.fleet
     options = PolicyOptions(
         tps=fleet.tp,
-        fixed_tp=fleet.overlap_tp if fleet.overlap_tp in fleet.tp else fleet.tp[0],
+        # Those that know one tensor parallelism have to share it with the workers that they may borrow.
+        fixed_tp=fleet.overlap_tp if fleet.training_gpus else fleet.tp[0],
         hybrid=fleet.hybrid,
         thresholds=thresholds_of(elastic),
         return_z=elastic.return_z,
@@ -84,15 +86,30 @@ def situation_of(recipe: Recipe) -> Situation:
 
 
 def workload_of(recipe: Recipe) -> WorkloadProfile:
-    """The trajectories of `[workload]` under the limits of `[rollout]`."""
+    """The trajectories of `[workload]` under the limits of `[rollout]`.
+
+    Raises:
+        ProfileError: the file of trajectories is missing or damaged, or no turn of them fits the limits.
+    """
     config, rollout = recipe.workload, recipe.rollout
     prior = workload_prior(config.prior)
     work = prior if config.trajectories is None else read_workload(config.trajectories, env_s=prior.env_s)
+    first_tokens = work.prompt_tokens.mean + work.generated_tokens.mean
+    if first_tokens > rollout.max_context_tokens:
+        source = f"workload.prior {config.prior}" if config.trajectories is None else str(config.trajectories)
+        raise ProfileError(
+            f"rollout.max_context_tokens: got {rollout.max_context_tokens}, want >= {math.ceil(first_tokens)} "
+            f"(the first turn of {source}, mean); plan with trajectories like yours: workload.trajectories"
+        )
     return within_limits(work, max_turns=rollout.max_turns, max_context_tokens=rollout.max_context_tokens)
 
 
 def platform_of(recipe: Recipe) -> Platform:
-    """The engines of `[platform]`, at the tensor parallelisms of `[fleet]`."""
+    """The engines of `[platform]`, at the tensor parallelisms of `[fleet]`.
+
+    Raises:
+        ProfileError: a profile is missing, damaged, or not of the same model and device as the others.
+    """
     config, fleet = recipe.platform, recipe.fleet
     if config.profiles:
         known, costs = _measured(config.profiles)
@@ -120,18 +137,15 @@ def _measured(paths: Iterable[Path]) -> tuple[dict[int, PlatformProfile], Transi
     """Profiles by tensor parallelism, and costs as far as they tell them."""
     known: dict[int, PlatformProfile] = {}
     for path in paths:
-        try:
-            profile = parse_profile(path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise ProfileError(f"{path}: cannot be read: {reason}; want a file of `pearl profile`") from None
+        profile = parse_profile(_text(path), str(path))
         if profile.tp in known:
             raise ProfileError(f"platform.profiles: got two of tp {profile.tp}, want one for each")
         known[profile.tp] = profile
     first = known[min(known)]
-    others = sorted({profile.model_hash for profile in known.values()} - {first.model_hash})
-    if others:
-        raise ProfileError(f"platform.profiles: got models {first.model_hash} and {others[0]}, want one model")
+    for name in ("model_hash", "device", "dtype"):
+        others = sorted({getattr(profile, name) for profile in known.values()} - {getattr(first, name)})
+        if others:
+            raise ProfileError(f"platform.profiles: {name}: got {getattr(first, name)} and {others[0]}, want one")
     costs = TransitionCosts()
     return known, replace(
         costs,
@@ -141,18 +155,26 @@ def _measured(paths: Iterable[Path]) -> tuple[dict[int, PlatformProfile], Transi
     )
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        # ValueError: not UTF-8, or no path at all (it holds a zero character).
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ProfileError(f"{path}: cannot be read: {reason}; want a file of `pearl profile`") from None
+
+
 def _costs(config: PlatformConfig, known: TransitionCosts) -> TransitionCosts:
     return replace(known, **{name: value for name in _COSTS if (value := getattr(config, name)) is not None})
 
 
 def fleet_of(recipe: Recipe) -> FleetState:
-    """All GPUs of `[fleet]`, external ones included; overlap workers asleep, no dedicated worker started."""
+    """All GPUs of `[fleet]`, external ones included; overlap workers asleep, no dedicated worker started.
+
+    GPUs of each owner fill nodes of their own.
+    """
     fleet = recipe.fleet
     per_node = fleet.gpus_per_node
-    if not fleet.reserved_gpus + fleet.external_gpus + fleet.training_gpus:
-        raise ConfigError(
-            "fleet.reserved_gpus, fleet.external_gpus, fleet.training_gpus: got 0 GPUs in all, want at least 1 to plan with"
-        )
     training = _gpus(fleet.training_gpus, GpuOwner.TRAINING, "t", per_node)
     external = _gpus(fleet.external_gpus, GpuOwner.EXTERNAL, "e", per_node)
     events: list[StateEvent] = [
