@@ -27,8 +27,8 @@ SEATS = 6
 _WHY = {
     Reason.BEST: "nothing is predicted to be faster than what serves",
     Reason.GATED: "something is predicted to be faster, but not by enough: see the gates",
-    Reason.MOVED: "another shape wins enough",
-    Reason.BORROWED: "training GPUs win enough",
+    Reason.MOVED: "another shape is worth the move",
+    Reason.BORROWED: "training GPUs are worth borrowing",
     Reason.FORCED: "what serves cannot go on, or nothing serves yet",
     Reason.RETURNED: "training GPUs go back",
     Reason.IN_TRANSITION: "the last change is not done, and nothing has to change",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +21,6 @@ from pearl.core.progress import fresh_batch
 from pearl.core.shape import parse_shape
 from pearl.core.state import (
     Activity,
-    ActivityChanged,
     FleetState,
     Gpu,
     GpuOwner,
@@ -30,7 +29,7 @@ from pearl.core.state import (
     Role,
     StateEvent,
     StateRefusal,
-    WorkerAdded,
+    Worker,
     fold,
 )
 from pearl.core.toggle import toggle_prior
@@ -158,10 +157,13 @@ def _measured(paths: Iterable[Path]) -> tuple[dict[int, PlatformProfile], Transi
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        # ValueError: not UTF-8, or no path at all (it holds a zero character).
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ProfileError(f"{path}: cannot be read: {reason}; want a file of `pearl profile`") from None
+    except OSError as error:
+        where, reason = str(path), error.strerror
+    except UnicodeDecodeError as error:
+        where, reason = str(path), f"not UTF-8 at byte {error.start}"
+    except ValueError as error:
+        where, reason = repr(str(path)), str(error)  # no path at all: it holds a zero character
+    raise ProfileError(f"{where}: cannot be read: {reason}; want a file of `pearl profile`")
 
 
 def _costs(config: PlatformConfig, known: TransitionCosts) -> TransitionCosts:
@@ -177,23 +179,26 @@ def fleet_of(recipe: Recipe) -> FleetState:
     per_node = fleet.gpus_per_node
     training = _gpus(fleet.training_gpus, GpuOwner.TRAINING, "t", per_node)
     external = _gpus(fleet.external_gpus, GpuOwner.EXTERNAL, "e", per_node)
-    events: list[StateEvent] = [
-        GpusJoined(gpus=gpus)
-        for gpus in (_gpus(fleet.reserved_gpus, GpuOwner.RESERVED, "r", per_node), training)
-        if gpus
+    reserved = _gpus(fleet.reserved_gpus, GpuOwner.RESERVED, "r", per_node)
+    state = folded(FleetState(), [GpusJoined(gpus=gpus) for gpus in (reserved, training) if gpus])
+    overlap = [
+        Worker(id=WorkerId(slot), gpus=gpus, role=Role.COLOCATED, activity=Activity.INACTIVE)
+        for slot, gpus in enumerate(_blocks(training, per_node, fleet.overlap_tp))
     ]
-    if external:
-        events.append(LeaseBegan(lease=LeaseId("external"), gpus=external, at_s=0.0))
-    blocks = [
-        training[first : first + fleet.overlap_tp]
-        for node in range(0, len(training), per_node)
-        for first in range(node, min(node + per_node, len(training)) - fleet.overlap_tp + 1, fleet.overlap_tp)
-    ]
-    for slot, block in enumerate(blocks):
-        worker = WorkerId(slot)
-        events.append(WorkerAdded(worker=worker, gpus=tuple(gpu.id for gpu in block), role=Role.COLOCATED))
-        events.append(ActivityChanged(worker=worker, activity=Activity.INACTIVE))
-    return folded(FleetState(), events)
+    # Not by events: each would check every worker again, thousands of times in a large fleet.
+    state = replace(
+        state,
+        workers=MappingProxyType({worker.id: worker for worker in overlap}),
+        slots=MappingProxyType({worker.id: worker.gpus for worker in overlap}),
+    )
+    return folded(state, [LeaseBegan(lease=LeaseId("external"), gpus=external, at_s=0.0)] if external else [])
+
+
+def _blocks(gpus: Sequence[Gpu], per_node: int, tp: int) -> Iterator[tuple[GpuId, ...]]:
+    """So many at a time, none across nodes."""
+    for node in range(0, len(gpus), per_node):
+        for first in range(node, min(node + per_node, len(gpus)) - tp + 1, tp):
+            yield tuple(gpu.id for gpu in gpus[first : first + tp])
 
 
 def folded(state: FleetState, events: Iterable[StateEvent]) -> FleetState:
