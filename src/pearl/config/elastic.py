@@ -9,7 +9,7 @@ from pearl.config.base import Section
 
 MOST_GPUS = 100_000
 """Of an owner: beyond, a fleet is a slip of the keyboard, and planning it would take very long."""
-LONGEST_S = 86_400.0
+LONGEST_S = 86_400
 """Of any one change of the fleet: a day."""
 
 
