@@ -179,10 +179,15 @@ def _action_texts(steps: Sequence[Step]) -> tuple[str, str]:
         case GiveBack(to=owner):
             gpus = [gpu for each in actions if isinstance(each, GiveBack) for gpu in each.gpus]
             return f"give back to {owner.value}", _cut(gpus, SHOWN)
+        case Admit():
+            return "admit together", _ranges(
+                [slot for each in actions if isinstance(each, Admit) for slot in each.workers]
+            )
         case Wake(role=role) | SetRole(role=role) as action:
-            return f"{_VERBS[type(action)]} as {role.value}", _ranges(actions)
+            verb = f"{_VERBS[type(action)]} as {role.value}"
         case action:
-            return _VERBS[type(action)], _ranges(actions)
+            verb = _VERBS[type(action)]
+    return verb, _ranges([each.worker for each in actions if not isinstance(each, Admit | GiveBack)])
 
 
 def _gpus_text(gpus: Sequence[str]) -> str:
@@ -194,10 +199,10 @@ def _cut(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f", ... {rest:,} more" if rest > 0 else "")
 
 
-def _ranges(actions: Sequence[Action]) -> str:
-    """Workers, neighbours together: `0-3, 7`."""
+def _ranges(workers: Sequence[WorkerId]) -> str:
+    """Neighbours together: `0-3, 7`."""
     runs: list[tuple[WorkerId, WorkerId]] = []
-    for worker in (worker for action in actions for worker in _workers(action)):
+    for worker in workers:
         if runs and worker == runs[-1][1] + 1:
             runs[-1] = (runs[-1][0], worker)
         else:
@@ -205,18 +210,7 @@ def _ranges(actions: Sequence[Action]) -> str:
     return _cut([f"{first}" if first == last else f"{first}-{last}" for first, last in runs], SHOWN)
 
 
-def _workers(action: Action) -> tuple[WorkerId, ...]:
-    match action:
-        case Admit(workers=workers):
-            return workers
-        case GiveBack():
-            return ()
-        case _:
-            return (action.worker,)
-
-
 _VERBS = {
-    Admit: "admit together",
     Drain: "drain",
     LoadWeights: "load weights",
     SetRole: "go on",

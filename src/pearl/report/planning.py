@@ -137,6 +137,10 @@ def _measured(paths: Iterable[Path]) -> tuple[dict[int, PlatformProfile], Transi
     known: dict[int, PlatformProfile] = {}
     for path in paths:
         profile = parse_profile(_text(path), str(path))
+        times = profile.iterations
+        decoding = [row for sequences, row in zip(times.decoding, times.cells_s[0], strict=True) if sequences]
+        if min(min(row) for row in decoding) <= 0:
+            raise ProfileError(f"{path}: iterations.cells_s: got an iteration that decodes in 0 s, want > 0 s")
         if profile.tp in known:
             raise ProfileError(f"platform.profiles: got two of tp {profile.tp}, want one for each")
         known[profile.tp] = profile

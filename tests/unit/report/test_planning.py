@@ -350,6 +350,20 @@ class TestPlatform:
             platform_of(recipe(platform={"profiles": paths}))
         assert str(caught.value) == f"platform.profiles: {name}: got {getattr(first, name)} and other, want one"
 
+    @pytest.mark.parametrize(("cell_s", "sound"), [(0.0, False), (1e-9, True)])
+    def test_decoding_takes_time(self, cell_s: float, sound: bool, tmp_path: Path) -> None:
+        """An idle iteration may take none."""
+        cells = (((0.0, 0.0), (1.0, cell_s)), ((0.0, 0.0), (0.0, 0.0)))
+        times = IterationTimes(prefill_tokens=(0, 1), decoding=(0, 1), context_tokens=(1, 2), cells_s=cells)
+        made = recipe(platform={"profiles": [write(tmp_path / "a.json", profile(1, iterations=times))]})
+        if sound:
+            assert platform_of(made).by_tp[1].iterations == times
+            return
+        with pytest.raises(ProfileError) as caught:
+            platform_of(made)
+        message = f"{tmp_path}/a.json: iterations.cells_s: got an iteration that decodes in 0 s, want > 0 s"
+        assert str(caught.value) == message
+
     def test_names_of_a_model_are_for_people(self, tmp_path: Path) -> None:
         paths = [write(tmp_path / "a.json", profile(1)), write(tmp_path / "b.json", profile(2, model="M"))]
         assert platform_of(recipe(platform={"profiles": paths})).tps == (1,)
