@@ -129,11 +129,13 @@ def _gate_rows(decision: Decision) -> Iterator[Sequence[str]]:
 
 
 def _outcome_rows(policy: Policy, decision: Decision, now_s: float) -> Iterator[Sequence[str]]:
-    chosen, wanted = decision.chosen, policy.shape
+    chosen, current, wanted = decision.chosen, decision.current, policy.shape
     yield ("reason", f"{decision.reason.value}: {_WHY[decision.reason]}")
     yield ("shape", "none" if chosen is None else _option_text(chosen))
     if wanted is not None and (chosen is None or set(chosen.target.shape.pools) != set(wanted.pools)):
         yield ("instead of", f"{wanted}, which does not fit")
+    if chosen and current and chosen.target.append_tokens != current.target.append_tokens:
+        yield ("append", f"at most {_counted(chosen.target.append_tokens, 'token')} from now on, without a plan")
     if decision.refusal is not None:
         yield ("no plan", f"{decision.refusal.reason.value}: {decision.refusal.detail}")
     if decision.look_again_s is not None:

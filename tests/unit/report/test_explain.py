@@ -269,6 +269,20 @@ class TestOutcome:
             "  predicted   1,234 shapes",
         ]
 
+    @pytest.mark.parametrize(
+        ("before", "after", "told"),
+        [
+            (0, 256, "  append     at most 256 tokens from now on, without a plan"),
+            (2048, 1, "  append     at most 1 token from now on, without a plan"),
+            (256, 256, None),
+        ],
+    )
+    def test_another_bound_of_append_prefill(self, before: int, after: int, told: str | None) -> None:
+        current, chosen = option("1P1D", 9.0, append=before), option("1P1D", 8.0, append=after)
+        lines = text(Decision(reason=Reason.GATED, current=current, chosen=chosen))
+        assert [line for line in lines if line.startswith("  append ")] == ([] if told is None else [told])
+        assert not [line for line in text(Decision(reason=Reason.MOVED, chosen=chosen)) if line.startswith("  append ")]
+
     def test_the_least(self) -> None:
         lines = section(text(Decision(reason=Reason.NOTHING_FITS, evaluated=1)), "decision")
         assert lines == [
