@@ -69,9 +69,11 @@ Values that are fine one by one are also checked together:
 - `sampling.max_new_tokens < rollout.max_context_tokens`: a turn needs room for its prompt.
 - `engine.kv_budget_tokens >= rollout.max_context_tokens`, unless 0: a worker must hold the longest trajectory.
 - Every one of `fleet.tp` is at most `fleet.gpus_per_node`: a worker never spans nodes. `fleet.overlap_tp` divides
-  `fleet.gpus_per_node` and `fleet.training_gpus`, and `fleet.tp_pairs` names allowed tensor parallelisms only.
+  `fleet.gpus_per_node` and `fleet.training_gpus`, and is one of `fleet.tp` where there are training GPUs; `fleet.tp_pairs`
+  names allowed tensor parallelisms only.
 - `elastic.policy` `static` needs `elastic.shape`, `roll_large` needs `elastic.fixed_gpus`, `rlboost_plus_seeding` needs
-  `elastic.seeding_s`.
+  `elastic.seeding_s`. The shape of a `static` policy has one tensor parallelism for each role, all of them in `fleet.tp`, and
+  those of prefill and decode in `fleet.tp_pairs`, where that is set.
 - `engine.shape` must be a shape that the engine can be laid out in; each worker of the embedded engine has one GPU (or share
   of the CPU): `2C`, `1P2D`, `2P2D+1C`, ... See [shape](glossary.md#shape).
 """

@@ -7,16 +7,28 @@ from pydantic import Field
 
 from pearl.config.base import Section
 
+MOST_GPUS = 100_000
+"""Of an owner: beyond, a fleet is a slip of the keyboard, and planning it would take very long."""
+LONGEST_S = 86_400
+"""Of any one change of the fleet: a day."""
+
 
 class FleetConfig(Section):
     """`[fleet]`: the GPUs of a run, by owner, and the workers that may stand on them."""
 
-    gpus_per_node: int = Field(8, ge=1, description="A worker never spans nodes.")
-    reserved_gpus: int = Field(0, ge=0, description="Dedicated to rollout for the whole run.")
-    external_gpus: int = Field(0, ge=0, description="Most GPUs from outside at once: spot instances, spare capacity.")
-    training_gpus: int = Field(0, ge=0, description="Of the trainer; rollout can borrow them between updates.")
+    gpus_per_node: int = Field(8, ge=1, le=1024, description="A worker never spans nodes.")
+    reserved_gpus: int = Field(0, ge=0, le=MOST_GPUS, description="Dedicated to rollout for the whole run.")
+    external_gpus: int = Field(
+        0, ge=0, le=MOST_GPUS, description="Most GPUs from outside at once: spot instances, spare capacity."
+    )
+    training_gpus: int = Field(
+        0, ge=0, le=MOST_GPUS, description="Of the trainer; rollout can borrow them between updates."
+    )
     tp: tuple[int, ...] = Field(
-        (1,), min_length=1, description="Allowed tensor parallelisms of rollout workers, each >= 1."
+        (1,),
+        min_length=1,
+        description="Allowed tensor parallelisms of rollout workers, each >= 1. Policies that know only one take `overlap_tp` "
+        "where there are training GPUs, else the first.",
     )
     overlap_tp: int = Field(1, ge=1, description="Tensor parallelism of workers on training GPUs, fixed for the run.")
     hybrid: bool = Field(False, description="Colocated workers may stand beside prefill and decode workers.")
@@ -58,10 +70,11 @@ class ElasticConfig(Section):
     seeding_s: float = Field(
         60,
         ge=0,
+        le=LONGEST_S,
         description="With policy `rlboost_plus_seeding`: rollout has all training GPUs for so long in each step.",
     )
     fixed_gpus: int | None = Field(
-        None, ge=1, description="With policy `roll_large`: dedicated GPUs, held all the time."
+        None, ge=1, le=MOST_GPUS, description="With policy `roll_large`: dedicated GPUs, held all the time."
     )
 
 
@@ -88,18 +101,28 @@ class PlatformConfig(Section):
         description="Files of `pearl profile`, one per tensor parallelism, instead of the prior; relative to the current "
         "directory.",
     )
-    max_sequences: int = Field(256, ge=1, description="Requests that run at once on a worker.")
+    max_sequences: int = Field(256, ge=1, le=1_000_000, description="Requests that run at once on a worker.")
     prefill_chunk_tokens: int = Field(
-        2048, ge=1, description="Prompt tokens that a colocated worker computes beside one decode iteration."
+        2048,
+        ge=1,
+        le=1_000_000,
+        description="Prompt tokens that a colocated worker computes beside one decode iteration.",
     )
     readback: bool = Field(True, description="KV of what a decode worker generated goes back to the prefill worker.")
     start_s: float | None = Field(
-        None, ge=0, description="A new worker until it could be admitted; not set, as below: that of the prior."
+        None,
+        ge=0,
+        le=LONGEST_S,
+        description="A new worker until it could be admitted; not set, as below: that of the prior.",
     )
-    finalise_s: float | None = Field(None, ge=0, description="Admitting a group of new workers.")
-    activate_s: float | None = Field(None, ge=0, description="Waking a borrowed worker and giving it weights.")
-    return_s: float | None = Field(None, ge=0, description="Giving a borrowed worker's GPUs back.")
+    finalise_s: float | None = Field(None, ge=0, le=LONGEST_S, description="Admitting a group of new workers.")
+    activate_s: float | None = Field(
+        None, ge=0, le=LONGEST_S, description="Waking a borrowed worker and giving it weights."
+    )
+    return_s: float | None = Field(None, ge=0, le=LONGEST_S, description="Giving a borrowed worker's GPUs back.")
     role_change_s: float | None = Field(
-        None, ge=0, description="A worker's change of role; it does not serve meanwhile."
+        None, ge=0, le=LONGEST_S, description="A worker's change of role; it does not serve meanwhile."
     )
-    stop_s: float | None = Field(None, ge=0, description="Interrupting a worker's requests and ending it.")
+    stop_s: float | None = Field(
+        None, ge=0, le=LONGEST_S, description="Interrupting a worker's requests and ending it."
+    )

@@ -104,7 +104,7 @@ def _override_value(text: str) -> Toml:
     # The second form catches text that is only by accident TOML: `3 # 4`, or two lines.
     try:
         document = tomllib.loads(f"value = {text}\nlist = [{text}]")
-    except tomllib.TOMLDecodeError:
+    except ValueError:  # TOMLDecodeError, or a number of thousands of digits
         return text
     same = document.keys() == {"value", "list"} and document["list"] == [document["value"]]
     value: Toml = document["value"] if same else text
@@ -118,7 +118,7 @@ def _read(path: Path, parents: tuple[Path, ...]) -> Layer:
     text = _read_text(path, parents)
     try:
         document: dict[str, Toml] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     layer: Layer = {}
     for base in _extends(path, document.pop("extends", [])):

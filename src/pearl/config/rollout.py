@@ -8,13 +8,15 @@ from pearl.config.base import Section
 class RolloutConfig(Section):
     """`[rollout]`."""
 
-    groups_per_batch: int = Field(16, ge=1, description="Groups consumed by one training step.")
-    group_size: int = Field(8, ge=1, description="Trajectories per group (attempts at one task).")
+    groups_per_batch: int = Field(16, ge=1, le=1_000_000, description="Groups consumed by one training step.")
+    group_size: int = Field(8, ge=1, le=1_000_000, description="Trajectories per group (attempts at one task).")
     max_staleness: int = Field(
         1, ge=0, le=16, description="Versions between the oldest token of a sample and the weights that it trains."
     )
     max_turns: int = Field(8, ge=1, description="A trajectory is truncated after this many turns.")
-    max_context_tokens: int = Field(256, ge=2, description="A trajectory is truncated at this length.")
+    max_context_tokens: int = Field(
+        256, ge=2, le=1_000_000_000, description="A trajectory is truncated at this length."
+    )
     env_reset_timeout_s: float = Field(60, gt=0, description="An environment that takes longer is hung.")
     env_step_timeout_s: float = Field(60, gt=0, description="An environment that takes longer is hung.")
     turn_timeout_s: float = Field(600, gt=0, description="Longest wait for one turn of the model.")

@@ -13,8 +13,8 @@ from pearl.core.state import Role
 from pearl.errors import ShapeError
 
 _LETTERS = {"P": Role.PREFILL, "D": Role.DECODE, "C": Role.COLOCATED}
-_PART = re.compile(r"(?P<pools>(?:\d+[PDC])+)(?:@tp(?P<tp>\d+))?")
-_POOL = re.compile(r"(\d+)([PDC])")
+_PART = re.compile(r"(?P<pools>(?:[0-9]{1,9}[PDC])+)(?:@tp(?P<tp>[0-9]{1,9}))?")
+_POOL = re.compile(r"([0-9]+)([PDC])")
 _GRAMMAR = "want e.g. `2C`, `1P3D@tp2` or `4P@tp1+2D@tp4`"
 
 

@@ -10,28 +10,46 @@ from itertools import groupby
 
 from pearl.core.actions import Action, Admit, Drain, GiveBack, LoadWeights, SetRole, Sleep, Start, Step, Stop, Wake
 from pearl.core.choose import Option
-from pearl.core.decision import Decision, Situation
+from pearl.core.decision import Decision, Reason, Situation
 from pearl.core.distribution import Distribution
 from pearl.core.plan import Plan
 from pearl.core.policy import Policy
 from pearl.core.state import FleetState, GpuOwner
+from pearl.records.ids import WorkerId
 from pearl.records.journal import Json
 from pearl.units import format_duration
 
 SHOWN = 12
-"""Shapes in the text; JSON has all."""
+"""Shapes, and GPUs of a step, in the text, beside the shapes that serve and shall serve; JSON has all."""
+SEATS = 6
+"""New workers in the text of a step; JSON has all."""
+
+_WHY = {
+    Reason.BEST: "nothing is predicted to be faster than what serves",
+    Reason.GATED: "something is predicted to be faster, but not by enough: see the gates",
+    Reason.MOVED: "another shape is worth the move",
+    Reason.BORROWED: "training GPUs are worth borrowing",
+    Reason.FORCED: "what serves cannot go on, or nothing serves yet",
+    Reason.RETURNED: "training GPUs go back",
+    Reason.IN_TRANSITION: "the last change is not done, and nothing has to change",
+    Reason.NOTHING_FITS: "no shape on these GPUs can serve",
+    Reason.NO_PLAN: "there is no way to the shape",
+    Reason.BAD_TIME: "now is no time",
+}
 
 
-def decision_text(policy: Policy, state: FleetState, situation: Situation, decision: Decision) -> str:
-    """What was known, looked at, chosen and planned, and why."""
+def decision_text(
+    policy: Policy, state: FleetState, situation: Situation, decision: Decision, now_s: float = 0.0
+) -> str:
+    """What was known, looked at, chosen and planned, and why; `now_s`: when it was decided."""
     parts = [
         _facts(policy, state, situation, decision),
         _table("shapes considered, the best of each kind", _shape_rows(decision)),
         _table("gates", _gate_rows(decision)),
-        _table("decision", _outcome_rows(decision)),
+        _table("decision", _outcome_rows(policy, decision, now_s)),
     ]
     if decision.plan is not None:
-        parts.append(_table(f"plan, {format_duration(decision.plan.cost_s)} of work in all", _plan_rows(decision.plan)))
+        parts.append(_table(_plan_title(decision.plan), _plan_rows(decision.plan)))
     return "\n\n".join(part for part in parts if part)
 
 
@@ -41,10 +59,11 @@ def _facts(policy: Policy, state: FleetState, situation: Situation, decision: De
     counts = {owner: sum(gpu.owner is owner for gpu in state.gpus.values()) for owner in GpuOwner}
     gpus = " + ".join(f"{count} {owner.value}" for owner, count in counts.items() if count)
     model = platform.by_tp[platform.tps[0]]
+    wanted = "" if policy.shape is None else f" ({policy.shape})"
     rows = [
         ("fleet", f"{gpus} GPUs; tp {', '.join(map(str, platform.tps))}"),
         ("engines", f"{model.model} on {model.device}"),
-        ("policy", f"{policy.name}, predicted by {policy.predictor.name}"),
+        ("policy", f"{policy.name}{wanted}, predicted by {policy.predictor.name}"),
         (
             "batch",
             f"{progress.unfinished} of {progress.batch_trajectories} trajectories to finish, {progress.in_flight} in flight",
@@ -59,42 +78,78 @@ def _facts(policy: Policy, state: FleetState, situation: Situation, decision: De
 
 
 def _spread(values: Distribution, unit: str) -> str:
-    return f"mean {values.mean:,.3g}{unit} (p50 {values.quantile(0.5):,.3g}, p95 {values.quantile(0.95):,.3g})"
+    mean, middle, high = (_amount(value, 3) for value in (values.mean, values.quantile(0.5), values.quantile(0.95)))
+    return f"mean {mean}{unit} (p50 {middle}, p95 {high})"
+
+
+def _amount(value: float, digits: int) -> str:
+    """Without an exponent where it can be told without."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < math.inf else f"{value:.{digits}g}"
 
 
 def _shape_rows(decision: Decision) -> Iterator[Sequence[str]]:
+    special = [option for option in (decision.chosen, decision.current) if option is not None]
+    options = list(decision.considered)
+    options += [each for each in special if not any(_same(each, option) for option in options)]
+    if not options:
+        yield ("none: nothing that the policy may choose fits on the GPUs",)
+        return
     yield ("shape", "borrowed", "closes in", "+-", "")
-    ranked = sorted(decision.considered, key=lambda option: option.close_s)
-    for option in ranked[:SHOWN]:
-        marks = ["chosen"] if option == decision.chosen else []
-        if decision.current is not None and option.target == decision.current.target:
-            marks.append("serving")
+    ranked = sorted(options, key=lambda option: option.close_s)
+    shown = [
+        option for place, option in enumerate(ranked) if place < SHOWN or any(_same(option, each) for each in special)
+    ]
+    for option in shown:
+        marks = [
+            mark
+            for mark, each in (("chosen", decision.chosen), ("serving", decision.current))
+            if each is not None and _same(option, each)
+        ]
+        sure = math.isfinite(option.close_s)
         yield (
             str(option.target),
             str(option.borrowed),
             _seconds(option.close_s),
-            _seconds(option.error_s),
-            ", ".join(marks) or _why_not(option),
+            _seconds(option.error_s) if sure else "",
+            ", ".join(marks if sure else [*marks, _why_not(option)]),
         )
-    if len(ranked) > SHOWN:
-        yield (f"... and {len(ranked) - SHOWN} more", "", "", "", "")
+    if len(ranked) > len(shown):
+        yield (f"... and {len(ranked) - len(shown)} more", "", "", "", "")
+
+
+def _same(one: Option, other: Option) -> bool:
+    return (one.target, one.borrowed) == (other.target, other.borrowed)
 
 
 def _gate_rows(decision: Decision) -> Iterator[Sequence[str]]:
     for gated in decision.gates:
-        numbers = ", ".join(f"{name} {value:,.4g}" for name, value in gated.verdict.numbers)
+        numbers = ", ".join(f"{name} {_amount(value, 4)}" for name, value in gated.verdict.numbers)
         mark = "passed" if gated.verdict.passed else "refused"
         yield (gated.gate, gated.about, mark, gated.verdict.reason.value, numbers)
 
 
-def _outcome_rows(decision: Decision) -> Iterator[Sequence[str]]:
-    yield ("reason", decision.reason.value)
-    yield ("shape", "none can serve" if decision.chosen is None else _option_text(decision.chosen))
+def _outcome_rows(policy: Policy, decision: Decision, now_s: float) -> Iterator[Sequence[str]]:
+    chosen, current, wanted = decision.chosen, decision.current, policy.shape
+    yield ("reason", f"{decision.reason.value}: {_WHY[decision.reason]}")
+    yield ("shape", "none" if chosen is None else _option_text(chosen))
+    if wanted is not None and (chosen is None or set(chosen.target.shape.pools) != set(wanted.pools)):
+        yield ("instead of", f"{wanted}, which does not fit")
+    if chosen and current and chosen.target.append_tokens != current.target.append_tokens:
+        yield ("append", f"at most {_counted(chosen.target.append_tokens, 'token')} from now on, without a plan")
     if decision.refusal is not None:
         yield ("no plan", f"{decision.refusal.reason.value}: {decision.refusal.detail}")
     if decision.look_again_s is not None:
-        yield ("look again", f"in {format_duration(decision.look_again_s)}")
-    yield ("predicted", f"{decision.evaluated} shapes")
+        yield ("look again", f"in {format_duration(max(0.0, decision.look_again_s - now_s))}")
+    yield ("predicted", _counted(decision.evaluated, "shape"))
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _plan_title(plan: Plan) -> str:
+    workers, roles = _counted(plan.d_worker, "worker"), _counted(plan.d_role, "role")
+    return f"plan: {workers} and {roles} change, {format_duration(plan.cost_s)} of work in all"
 
 
 def _plan_rows(plan: Plan) -> Iterator[Sequence[str]]:
@@ -109,8 +164,8 @@ def _plan_rows(plan: Plan) -> Iterator[Sequence[str]]:
 def _alike(steps: Sequence[Step]) -> Iterator[list[Step]]:
     """Runs of steps that do the same to different workers."""
 
-    def kind(step: Step) -> tuple[str, object]:
-        return type(step.action).__name__, getattr(step.action, "role", None)
+    def kind(step: Step) -> tuple[str, object, object]:
+        return type(step.action).__name__, getattr(step.action, "role", None), getattr(step.action, "to", None)
 
     for _, run in groupby(steps, key=kind):
         yield list(run)
@@ -118,49 +173,65 @@ def _alike(steps: Sequence[Step]) -> Iterator[list[Step]]:
 
 def _action_texts(steps: Sequence[Step]) -> tuple[str, str]:
     """What is done, and to whom."""
-    action = steps[0].action
-    names = [_subject(step.action) for step in steps]
-    shown = ", ".join(names[:SHOWN]) + (f", ... {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-    match action:
-        case Start(role=role) | Wake(role=role) | SetRole(role=role):
-            return f"{_VERBS[type(action)]} as {role.value}", shown
+    actions = [step.action for step in steps]
+    match actions[0]:
+        case Start(role=role):
+            seats = [f"{each.worker} on {_gpus_text(each.gpus)}" for each in actions if isinstance(each, Start)]
+            return f"start as {role.value}", _cut(seats, SEATS)
         case GiveBack(to=owner):
-            return f"give back to {owner.value}", shown
-        case _:
-            return _VERBS[type(action)], shown
+            gpus = [gpu for each in actions if isinstance(each, GiveBack) for gpu in each.gpus]
+            return f"give back to {owner.value}", _cut(gpus, SHOWN)
+        case Admit():
+            return "admit together", _ranges(
+                [slot for each in actions if isinstance(each, Admit) for slot in each.workers]
+            )
+        case Wake(role=role) | SetRole(role=role) as action:
+            verb = f"{_VERBS[type(action)]} as {role.value}"
+        case action:
+            verb = _VERBS[type(action)]
+    return verb, _ranges([each.worker for each in actions if not isinstance(each, Admit | GiveBack)])
 
 
-def _subject(action: Action) -> str:
-    match action:
-        case Start(worker=worker, gpus=gpus):
-            return f"{worker} on {'+'.join(gpus)}"
-        case GiveBack(gpus=gpus):
-            return ", ".join(gpus)
-        case Admit(workers=workers):
-            return ", ".join(map(str, workers))
-        case _:
-            return str(action.worker)
+def _gpus_text(gpus: Sequence[str]) -> str:
+    return "+".join(gpus) if len(gpus) <= 2 else f"{gpus[0]}..{gpus[-1]}"
+
+
+def _cut(names: Sequence[str], most: int) -> str:
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f", ... {rest:,} more" if rest > 0 else "")
+
+
+def _ranges(workers: Sequence[WorkerId]) -> str:
+    """Neighbours together: `0-3, 7`."""
+    runs: list[tuple[WorkerId, WorkerId]] = []
+    for worker in workers:
+        if runs and worker == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], worker)
+        else:
+            runs.append((worker, worker))
+    return _cut([f"{first}" if first == last else f"{first}-{last}" for first, last in runs], SHOWN)
 
 
 _VERBS = {
-    Admit: "admit together",
     Drain: "drain",
     LoadWeights: "load weights",
     SetRole: "go on",
     Sleep: "put to sleep",
-    Start: "start",
     Stop: "stop",
     Wake: "wake",
 }
 
 
 def _option_text(option: Option) -> str:
-    borrowed = f", {option.borrowed} workers borrowed" if option.borrowed else ""
+    borrowed = f", {_counted(option.borrowed, 'worker')} borrowed" if option.borrowed else ""
+    if math.isinf(option.close_s):
+        return f"{option.target}{borrowed}: never closes ({_why_not(option)})"
     return f"{option.target}{borrowed}: closes in {_seconds(option.close_s)} +- {_seconds(option.error_s)}"
 
 
 def _why_not(option: Option) -> str:
-    return "" if math.isfinite(option.close_s) else option.infeasible.name.lower().replace("_", " ")
+    """Why a batch never closes."""
+    return option.infeasible.name.lower().replace("_", " ")
 
 
 def _seconds(value: float) -> str:
@@ -168,10 +239,11 @@ def _seconds(value: float) -> str:
 
 
 def _table(title: str, rows: Iterator[Sequence[str]]) -> str:
-    cells = [[str(cell) for cell in row] for row in rows]
+    """Columns side by side; nothing where there are no rows."""
+    cells = list(rows)
     if not cells:
         return ""
-    widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells
     ]
@@ -218,7 +290,7 @@ def _option_json(option: Option | None) -> Json:
         "borrowed": option.borrowed,
         "close_s": _number(option.close_s),
         "error_s": _number(option.error_s),
-        "infeasible": _why_not(option) or None,
+        "infeasible": None if math.isfinite(option.close_s) else option.infeasible.name.lower(),
     }
 
 

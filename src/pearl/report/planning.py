@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +21,6 @@ from pearl.core.progress import fresh_batch
 from pearl.core.shape import parse_shape
 from pearl.core.state import (
     Activity,
-    ActivityChanged,
     FleetState,
     Gpu,
     GpuOwner,
@@ -29,12 +29,12 @@ from pearl.core.state import (
     Role,
     StateEvent,
     StateRefusal,
-    WorkerAdded,
+    Worker,
     fold,
 )
 from pearl.core.toggle import toggle_prior
 from pearl.core.workload import WorkloadProfile, within_limits
-from pearl.errors import ConfigError, ProfileError, StateError
+from pearl.errors import ProfileError, StateError
 from pearl.records.ids import GpuId, LeaseId, NodeId, WorkerId
 from pearl.report.workload_file import read_workload
 
@@ -50,7 +50,8 @@ def policy_of(recipe: Recipe) -> Policy:
     elastic, fleet = recipe.elastic, recipe.fleet
     options = PolicyOptions(
         tps=fleet.tp,
-        fixed_tp=fleet.overlap_tp if fleet.overlap_tp in fleet.tp else fleet.tp[0],
+        # Those that know one tensor parallelism have to share it with the workers that they may borrow.
+        fixed_tp=fleet.overlap_tp if fleet.training_gpus else fleet.tp[0],
         hybrid=fleet.hybrid,
         thresholds=thresholds_of(elastic),
         return_z=elastic.return_z,
@@ -84,15 +85,30 @@ def situation_of(recipe: Recipe) -> Situation:
 
 
 def workload_of(recipe: Recipe) -> WorkloadProfile:
-    """The trajectories of `[workload]` under the limits of `[rollout]`."""
+    """The trajectories of `[workload]` under the limits of `[rollout]`.
+
+    Raises:
+        ProfileError: the file of trajectories is missing or damaged, or no turn of them fits the limits.
+    """
     config, rollout = recipe.workload, recipe.rollout
     prior = workload_prior(config.prior)
     work = prior if config.trajectories is None else read_workload(config.trajectories, env_s=prior.env_s)
+    first_tokens = work.prompt_tokens.mean + work.generated_tokens.mean
+    if first_tokens > rollout.max_context_tokens:
+        source = f"workload.prior {config.prior}" if config.trajectories is None else str(config.trajectories)
+        raise ProfileError(
+            f"rollout.max_context_tokens: got {rollout.max_context_tokens}, want >= {math.ceil(first_tokens)} "
+            f"(the first turn of {source}, mean); plan with trajectories like yours: workload.trajectories"
+        )
     return within_limits(work, max_turns=rollout.max_turns, max_context_tokens=rollout.max_context_tokens)
 
 
 def platform_of(recipe: Recipe) -> Platform:
-    """The engines of `[platform]`, at the tensor parallelisms of `[fleet]`."""
+    """The engines of `[platform]`, at the tensor parallelisms of `[fleet]`.
+
+    Raises:
+        ProfileError: a profile is missing, damaged, or not of the same model and device as the others.
+    """
     config, fleet = recipe.platform, recipe.fleet
     if config.profiles:
         known, costs = _measured(config.profiles)
@@ -120,18 +136,19 @@ def _measured(paths: Iterable[Path]) -> tuple[dict[int, PlatformProfile], Transi
     """Profiles by tensor parallelism, and costs as far as they tell them."""
     known: dict[int, PlatformProfile] = {}
     for path in paths:
-        try:
-            profile = parse_profile(path.read_text(encoding="utf-8"), str(path))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise ProfileError(f"{path}: cannot be read: {reason}; want a file of `pearl profile`") from None
+        profile = parse_profile(_text(path), str(path))
+        times = profile.iterations
+        decoding = [row for sequences, row in zip(times.decoding, times.cells_s[0], strict=True) if sequences]
+        if min(min(row) for row in decoding) <= 0:
+            raise ProfileError(f"{path}: iterations.cells_s: got an iteration that decodes in 0 s, want > 0 s")
         if profile.tp in known:
             raise ProfileError(f"platform.profiles: got two of tp {profile.tp}, want one for each")
         known[profile.tp] = profile
     first = known[min(known)]
-    others = sorted({profile.model_hash for profile in known.values()} - {first.model_hash})
-    if others:
-        raise ProfileError(f"platform.profiles: got models {first.model_hash} and {others[0]}, want one model")
+    for name in ("model_hash", "device", "dtype"):
+        others = sorted({getattr(profile, name) for profile in known.values()} - {getattr(first, name)})
+        if others:
+            raise ProfileError(f"platform.profiles: {name}: got {getattr(first, name)} and {others[0]}, want one")
     costs = TransitionCosts()
     return known, replace(
         costs,
@@ -141,37 +158,51 @@ def _measured(paths: Iterable[Path]) -> tuple[dict[int, PlatformProfile], Transi
     )
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        where, reason = str(path), error.strerror
+    except UnicodeDecodeError as error:
+        where, reason = str(path), f"not UTF-8 at byte {error.start}"
+    except ValueError as error:
+        where, reason = repr(str(path)), str(error)  # no path at all: it holds a zero character
+    raise ProfileError(f"{where}: cannot be read: {reason}; want a file of `pearl profile`")
+
+
 def _costs(config: PlatformConfig, known: TransitionCosts) -> TransitionCosts:
     return replace(known, **{name: value for name in _COSTS if (value := getattr(config, name)) is not None})
 
 
 def fleet_of(recipe: Recipe) -> FleetState:
-    """All GPUs of `[fleet]`, external ones included; overlap workers asleep, no dedicated worker started."""
+    """All GPUs of `[fleet]`, external ones included; overlap workers asleep, no dedicated worker started.
+
+    GPUs of each owner fill nodes of their own.
+    """
     fleet = recipe.fleet
     per_node = fleet.gpus_per_node
-    if not fleet.reserved_gpus + fleet.external_gpus + fleet.training_gpus:
-        raise ConfigError(
-            "fleet.reserved_gpus, fleet.external_gpus, fleet.training_gpus: got 0 GPUs in all, want at least 1 to plan with"
-        )
     training = _gpus(fleet.training_gpus, GpuOwner.TRAINING, "t", per_node)
     external = _gpus(fleet.external_gpus, GpuOwner.EXTERNAL, "e", per_node)
-    events: list[StateEvent] = [
-        GpusJoined(gpus=gpus)
-        for gpus in (_gpus(fleet.reserved_gpus, GpuOwner.RESERVED, "r", per_node), training)
-        if gpus
+    reserved = _gpus(fleet.reserved_gpus, GpuOwner.RESERVED, "r", per_node)
+    state = folded(FleetState(), [GpusJoined(gpus=gpus) for gpus in (reserved, training) if gpus])
+    overlap = [
+        Worker(id=WorkerId(slot), gpus=gpus, role=Role.COLOCATED, activity=Activity.INACTIVE)
+        for slot, gpus in enumerate(_blocks(training, per_node, fleet.overlap_tp))
     ]
-    if external:
-        events.append(LeaseBegan(lease=LeaseId("external"), gpus=external, at_s=0.0))
-    blocks = [
-        training[first : first + fleet.overlap_tp]
-        for node in range(0, len(training), per_node)
-        for first in range(node, min(node + per_node, len(training)) - fleet.overlap_tp + 1, fleet.overlap_tp)
-    ]
-    for slot, block in enumerate(blocks):
-        worker = WorkerId(slot)
-        events.append(WorkerAdded(worker=worker, gpus=tuple(gpu.id for gpu in block), role=Role.COLOCATED))
-        events.append(ActivityChanged(worker=worker, activity=Activity.INACTIVE))
-    return folded(FleetState(), events)
+    # Not by events: each would check every worker again, thousands of times in a large fleet.
+    state = replace(
+        state,
+        workers=MappingProxyType({worker.id: worker for worker in overlap}),
+        slots=MappingProxyType({worker.id: worker.gpus for worker in overlap}),
+    )
+    return folded(state, [LeaseBegan(lease=LeaseId("external"), gpus=external, at_s=0.0)] if external else [])
+
+
+def _blocks(gpus: Sequence[Gpu], per_node: int, tp: int) -> Iterator[tuple[GpuId, ...]]:
+    """So many at a time, none across nodes."""
+    for node in range(0, len(gpus), per_node):
+        for first in range(node, min(node + per_node, len(gpus)) - tp + 1, tp):
+            yield tuple(gpu.id for gpu in gpus[first : first + tp])
 
 
 def folded(state: FleetState, events: Iterable[StateEvent]) -> FleetState:

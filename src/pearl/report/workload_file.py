@@ -73,6 +73,9 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise ProfileError(f"{path}: cannot be read: not UTF-8 at byte {error.start}") from None
+    except ValueError as error:
+        # No path at all: it holds a zero character.
+        raise ProfileError(f"{str(path)!r}: cannot be read: {error}") from None
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line

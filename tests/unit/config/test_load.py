@@ -136,6 +136,10 @@ class TestOverrides:
         assert got == value
         assert type(got) is type(value)
 
+    def test_a_number_that_python_does_not_read_is_text(self) -> None:
+        loaded = load_recipe(write("x.toml", BASE), ["environment.params.a=" + "9" * 5000])
+        assert loaded.recipe.environment.params["a"] == "9" * 5000
+
     def test_a_table_is_merged(self) -> None:
         loaded = load_recipe(write("x.toml", BASE + "[rollout]\ngroup_size = 2"), ["rollout={max_turns = 3}"])
         assert (loaded.recipe.rollout.group_size, loaded.recipe.rollout.max_turns) == (2, 3)
@@ -303,6 +307,10 @@ class TestFiles:
         [line] = mistakes(write("x.toml", "[run]\nsteps = 1\nseed =\n"))
         assert line.startswith("x.toml: not valid TOML: ")
         assert "line 3" in line
+
+    def test_a_number_of_thousands_of_digits(self) -> None:
+        [line] = mistakes(write("x.toml", "run.seed = " + "9" * 5000))
+        assert line.startswith("x.toml: not valid TOML: Exceeds the limit (4300 digits)")
 
     def test_bytes_that_are_not_utf_8(self) -> None:
         Path("x.toml").write_bytes(b"a = '\xff'")

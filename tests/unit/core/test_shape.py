@@ -89,3 +89,14 @@ def shapes(draw: st.DrawFn) -> Shape:
 @given(shapes())
 def test_what_is_written_can_be_read(shape: Shape) -> None:
     assert parse_shape(str(shape)) == shape
+
+
+@pytest.mark.parametrize("text", ["1234567890C", "1C@tp1234567890", "9" * 5000 + "C", "٣C"])
+def test_numbers_of_ten_digits_or_another_script_are_no_shape(text: str) -> None:
+    """Python reads no number of more than 4,300 digits."""
+    with pytest.raises(ShapeError, match="want e.g. `2C`"):
+        parse_shape(text)
+
+
+def test_numbers_of_nine_digits_are() -> None:
+    assert str(parse_shape("999999999C@tp999999999")) == "999999999C@tp999999999"

@@ -159,3 +159,8 @@ def test_shared_recordings(name: str, count: int, turns: float, new: float, gene
     assert found.new_tokens.mean == pytest.approx(new, rel=0.01)
     assert found.generated_tokens.mean == pytest.approx(generated, rel=0.01)
     assert min(found.turns.weights) >= 1 / count - 1e-12
+
+
+def test_a_path_that_is_none() -> None:
+    with pytest.raises(ProfileError, match=r"^'a\\x00b': cannot be read: embedded null byte$"):
+        read_workload(Path("a\0b"))
