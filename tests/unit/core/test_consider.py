@@ -396,7 +396,9 @@ def test_all_or_none() -> None:
 @pytest.mark.parametrize("borrow", [Borrow.ALWAYS, Borrow.SEEDING])
 def test_all_without_asking_what_it_costs(borrow: Borrow) -> None:
     about, _ = lending({**GROWING, "8C": 99.0}, borrow=borrow)
-    assert borrow_more(about, option("4C", 100.0)) == Settled(option=option("8C", 99.0, borrowed=4), gates=())
+    assert borrow_more(about, option("4C", 100.0)) == Settled(
+        option=option("8C", 99.0, borrowed=4), gates=(), considered=(option("8C", 99.0, borrowed=4),)
+    )
     # Not where it would take longer.
     about, _ = lending({"8C": 100.0}, borrow=borrow)
     assert borrow_more(about, option("4C", 100.0)).option == option("4C", 100.0)

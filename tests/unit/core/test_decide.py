@@ -424,7 +424,7 @@ def test_training_gpus_are_borrowed_where_that_pays() -> None:
     assert numbers(made, "borrow") == [{"dedicated_s": 100.0, "borrowed_s": 50.0, "gain_s": 50.0, "toggle_s": 10.0}]
     # Back 4 s before the batch closes, 50 s from now.
     assert made.look_again_s == 146.0
-    assert [text(each) for each in made.considered] == ["1C"]
+    assert [(text(each), each.borrowed) for each in made.considered] == [("1C", 0), ("2C", 1), ("3C", 2)]
     per_worker = replace(situation(), toggle=replace(situation().toggle, per_worker_s=15.0))
     made = decided(policy(LENT, borrow=Borrow.ANY), state, per_worker)
     assert made.chosen is not None
