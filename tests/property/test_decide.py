@@ -49,7 +49,7 @@ from pearl.core.state import (
 from pearl.records.ids import GpuId, LeaseId, NodeId, WorkerId
 from tests.fleets import Formula, situation
 
-SEEDS, STEPS = 24, 30
+SEEDS, STEPS = 3, 15
 OPTIONS = PolicyOptions(fixed_tp=2, hybrid=True, gpus=6, shape=parse_shape("1P2D@tp2"), seeding_s=60.0)
 
 

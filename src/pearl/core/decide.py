@@ -259,27 +259,30 @@ def _dedicated(scene: _Scene, budget: Budget) -> tuple[Budget, Choice, Settled]:
     """The shape with the borrowed workers that there are, and its GPUs; new workers are weighed against their leases.
 
     External GPUs on which no worker is serve if that pays over not using them: all, else the half of them that is expected to
-    stay longest, and so on.
+    stay longest, and so on; then what is left of them in the same way, on top.
     """
-    free_s = {gpu: use_s for gpu, use_s in _expected_s(scene).items() if gpu in budget.usable}
-    if not (scene.policy.lease_aware and free_s and scene.current):
+    left_s = {gpu: use_s for gpu, use_s in _expected_s(scene).items() if gpu in budget.usable}
+    if not (scene.policy.lease_aware and left_s and scene.current):
         return budget, *_settled(scene, budget, scene.current)
-    without = _less(scene, budget, free_s.keys())
-    choice, settled = _settled(scene, without, scene.current)
+    taken = _less(scene, budget, left_s.keys())
+    choice, settled = _settled(scene, taken, scene.current)
     stays, gates, evaluated = settled.option or scene.current, settled.gates, choice.evaluated
-    while free_s:
-        wide = _less(scene, budget, budget.usable - without.usable - free_s.keys())
+    some_s = left_s
+    while some_s:
+        wide = _less(scene, budget, left_s.keys() - some_s.keys())
         more, larger = _settled(scene, wide, stays)
         evaluated += more.evaluated
         gates += larger.gates
         if larger.option is None or larger.option.target.shape.gpus <= stays.target.shape.gpus:
             break
-        gates += (_expansion(scene, stays, larger.option, min(free_s.values())),)
+        gates += (_expansion(scene, stays, larger.option, min(some_s.values())),)
         if gates[-1].verdict.passed:
-            return wide, replace(more, evaluated=evaluated), replace(larger, gates=gates)
-        shorter_s = sorted(free_s.values())[(len(free_s) - 1) // 2]
-        free_s = {gpu: use_s for gpu, use_s in free_s.items() if use_s > shorter_s}
-    return without, replace(choice, evaluated=evaluated), replace(settled, gates=gates)
+            taken, choice, settled, stays = wide, more, larger, larger.option
+            left_s = some_s = {gpu: use_s for gpu, use_s in left_s.items() if gpu not in some_s}
+        else:
+            shorter_s = sorted(some_s.values())[(len(some_s) - 1) // 2]
+            some_s = {gpu: use_s for gpu, use_s in some_s.items() if use_s > shorter_s}
+    return taken, replace(choice, evaluated=evaluated), replace(settled, gates=gates)
 
 
 def _less(scene: _Scene, budget: Budget, gpus: Set[GpuId]) -> Budget:

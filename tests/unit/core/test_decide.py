@@ -618,7 +618,7 @@ def test_free_gpus_that_stay_longest_are_used_where_the_others_do_not_pay() -> N
     state = fleet("a1 c3x", "0 C a0")
     state = leased(leased(leased(state, "k", "c0", end_s=160.0), "l", "c1", end_s=180.0), "m", "c2", end_s=1150.0)
     made = decided(wants, state, certain())
-    # Of three the two shorter ones go first: 10 s of service do not win 10 s.
+    # Of three the two shorter ones are left out first: 10 s of service do not win 10 s. Nor do they on top, both or one.
     assert (made.reason, text(made.chosen)) == (Reason.MOVED, "2C")
     assert plan_of(made) == ["expand: 0 start 1 C c2; 1 load 1 <0; 2 admit 1 <1"]
     assert gates(made) == [
@@ -626,10 +626,34 @@ def test_free_gpus_that_stay_longest_are_used_where_the_others_do_not_pay() -> N
         ("expansion", "4C", False, "gain_too_small"),
         ("hysteresis", "2C", True, "gain"),
         ("expansion", "2C", True, "gain"),
+        ("hysteresis", "4C", True, "gain"),
+        ("expansion", "4C", False, "gain_too_small"),
+        ("hysteresis", "3C", True, "gain"),
+        ("expansion", "3C", False, "gain_too_small"),
     ]
-    assert [found["useful_s"] for found in numbers(made, "expansion")] == pytest.approx([10.0, 1000.0], abs=1e-3)
-    assert made.evaluated == 4
+    found = numbers(made, "expansion")
+    assert [each["useful_s"] for each in found] == pytest.approx([10.0, 1000.0, 10.0, 30.0], abs=1e-3)
+    assert [each["old_s"] for each in found] == [120.0, 120.0, 75.0, 75.0]
+    assert made.evaluated == 6
     assert [text(each) for each in made.considered] == ["2C"]
+
+
+def test_and_of_the_others_those_that_pay_on_top() -> None:
+    # 60 s of service with a third worker win 60 * (75 / 63 - 1) = 11.4 s.
+    wants = policy({"1C": 120.0, "2C": 75.0, "3C": 63.0, "4C": 60.0}, lease_aware=True, space=COLOCATED)
+    state = fleet("a1 c3x", "0 C a0")
+    state = leased(leased(leased(state, "k", "c0", end_s=160.0), "l", "c1", end_s=210.0), "m", "c2", end_s=1150.0)
+    made = decided(wants, state, certain())
+    assert text(made.chosen) == "3C"
+    assert [each[1:3] for each in gates(made) if each[0] == "expansion"] == [
+        ("4C", False),
+        ("2C", True),
+        ("4C", False),
+        ("3C", True),
+        ("4C", False),
+    ]
+    assert plan_of(made) == ["expand: 0 start 1 C c1; 1 start 2 C c2; 2 load 1 <0; 3 load 2 <1; 4 admit 1 2 <2 <3"]
+    assert [text(each) for each in made.considered] == ["3C"]
 
 
 def test_reserved_gpus_are_used_where_external_ones_do_not_pay() -> None:
