@@ -58,6 +58,11 @@ check: setup  ## Lint, format, types, order of imports
 	$(BIN)/mypy benchmarks examples scripts
 	$(BIN)/lint-imports
 
+.PHONY: mutation
+mutation: setup  ## Measure what the tests of choice, plan and gates notice (long)
+	$(PIP) --editable '.[mutation]'
+	$(BIN)/python scripts/mutation_score.py
+
 bench: setup $(MODEL)/config.json  ## Run every benchmark in its quick form
 	@failed=""; for name in $(BENCHMARKS); do \
 		echo "== $$name"; $(BIN)/python -m benchmarks.$$name --quick || failed="$$failed $$name"; \

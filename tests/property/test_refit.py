@@ -34,7 +34,7 @@ def profiles(draw: st.DrawFn) -> WorkloadProfile:
         turns=distribution_of(some(1)),
         prompt_tokens=distribution_of(some(0)),
         new_tokens=distribution_of(some(0)),
-        generated_tokens=distribution_of(some(0)),
+        generated_tokens=distribution_of(some(1)),
         env_s=distribution_of(some(0)),
         retained=draw(st.floats(0, 1)),
         turn_overhead_s=draw(st.floats(0, 1e3)),
@@ -70,6 +70,7 @@ def test_a_profile_stays_one(profile: WorkloadProfile, steps: list[WorkloadSampl
         profile = found.profile
         assert len(profile.env_s.values) <= MAX_POINTS
         assert profile.turns.values[0] >= 1
+        assert profile.generated_tokens.values[0] >= 1
         assert 0 <= profile.retained <= 1
         assert profile.theta <= 1000
 

@@ -180,8 +180,8 @@ def events_of(action: Action) -> tuple[StateEvent, ...]:
             )
         case LoadWeights():
             return ()
-        case Admit(workers=workers):
-            return tuple(ActivityChanged(worker=worker, activity=Activity.ACTIVE) for worker in workers)
+        case _:
+            return tuple(ActivityChanged(worker=worker, activity=Activity.ACTIVE) for worker in action.workers)
 
 
 def undo_of(state: FleetState, action: Action) -> tuple[Action, ...] | None:
@@ -201,8 +201,8 @@ def undo_of(state: FleetState, action: Action) -> tuple[Action, ...] | None:
             return (SetRole(worker=worker, role=state.workers[worker].role), Sleep(worker=worker))
         case LoadWeights():
             return ()
-        case Admit(workers=workers):
-            return tuple(Drain(worker=worker) for worker in reversed(workers))
+        case _:
+            return tuple(Drain(worker=worker) for worker in reversed(action.workers))
 
 
 def perform(state: FleetState, actions: Iterable[Action]) -> FleetState | StateRefusal:

@@ -21,6 +21,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
+from pearl.core.distribution import Floats
 from pearl.core.platform import TransitionCosts
 from pearl.core.seats import Seat, SeatKind, Seats
 from pearl.core.state import Role
@@ -156,7 +157,7 @@ class _Price:
                 return self._role - (self._return if seat.overlap else self._stop)
             case SeatKind.WAKE:
                 return self._wake
-            case SeatKind.START:
+            case _:
                 return self._start
 
 
@@ -166,22 +167,25 @@ def _ms(seconds: float) -> int:
 
 def _solve(program: _Program) -> list[int] | None:
     """Whole numbers at the minimum; None where nothing satisfies the rows."""
+    found = _minimum(program, whole=False)
+    if found is not None and np.abs(found - np.rint(found)).max() > _WHOLE:
+        found = _minimum(program, whole=True)
+    return None if found is None else [int(count) for count in np.rint(found)]
+
+
+def _minimum(program: _Program, *, whole: bool) -> Floats | None:
     rows, variables, coefficients = zip(*program.entries, strict=True)
-    matrix = csr_array((coefficients, (rows, variables)), shape=(len(program.low), len(program.weights)))
-    for whole in (0, 1):
-        result = milp(
-            program.weights,
-            integrality=np.full(len(program.weights), whole),
-            bounds=Bounds(0, program.most),
-            constraints=LinearConstraint(matrix, program.low, program.high),
-            options={"mip_rel_gap": 0.0},
-        )
-        if result.x is None:
-            return None
-        counts = np.rint(result.x)
-        if np.abs(result.x - counts).max() <= _WHOLE:
-            break
-    return [int(count) for count in counts]
+    shape = (len(program.low), len(program.weights))
+    result = milp(
+        program.weights,
+        integrality=np.full(shape[1], int(whole)),
+        bounds=Bounds(0, program.most),
+        constraints=LinearConstraint(
+            csr_array((coefficients, (rows, variables)), shape=shape), program.low, program.high
+        ),
+        options={"mip_rel_gap": 0.0},
+    )
+    return None if result.x is None else np.asarray(result.x, dtype=np.float64)
 
 
 # -- columns, and seating them --------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def budget_of(state: FleetState, tps: Iterable[int], *, lending: bool, avoid: fr
     counts = Counter(len(worker.gpus) for worker in retained)
     overlap_tp = min(counts, key=lambda tp: (-counts[tp], tp), default=1)
     overlap = [worker for worker in retained if len(worker.gpus) == overlap_tp]
-    seated = [worker for worker in rollout if usable.issuperset(worker.gpus)]
+    seated = [w for w in rollout if w.activity is Activity.ACTIVE and usable.issuperset(w.gpus)]
     nodes = _by_node(state)
     return Budget(
         usable=usable,
@@ -70,18 +70,18 @@ def _by_node(state: FleetState) -> Mapping[NodeId, list[GpuId]]:
 
 
 def _fit(nodes: Iterable[list[GpuId]], usable: frozenset[GpuId], seated: Iterable[Worker], tp: int) -> int:
-    """Workers of so many GPUs that fit: all in aligned blocks anew, or around those that sit there, whichever is more.
+    """Workers of so many GPUs that fit: on each node all in aligned blocks anew, or around those that sit there, if that is more.
 
     New workers take blocks of a node's GPUs in order, beginning at multiples of their tensor parallelism; since others came and
     went, workers that are here may sit across such blocks.
     """
     here = [worker for worker in seated if len(worker.gpus) == tp]
     rest = usable - _gpus_of(here)
-    nodes = list(nodes)
-    return max(_blocks(nodes, usable, tp), len(here) + _blocks(nodes, rest, tp))
-
-
-def _blocks(nodes: Iterable[list[GpuId]], free: frozenset[GpuId], tp: int) -> int:
+    sits_on = Counter(worker.gpus[0] for worker in here)
     return sum(
-        free.issuperset(node[first : first + tp]) for node in nodes for first in range(0, len(node) - tp + 1, tp)
+        max(_blocks(node, usable, tp), _blocks(node, rest, tp) + sum(sits_on[gpu] for gpu in node)) for node in nodes
     )
+
+
+def _blocks(node: list[GpuId], free: frozenset[GpuId], tp: int) -> int:
+    return sum(free.issuperset(node[first : first + tp]) for first in range(0, len(node) - tp + 1, tp))

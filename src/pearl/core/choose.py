@@ -2,8 +2,8 @@
 
 Law: every shape uses all GPUs of its budget that its tensor parallelisms can use; more workers never make a batch later. What is
 left to choose is mode, tensor parallelism per role, ratio, and append-prefill. Shapes of one mode and tensor parallelism lie on a
-*line*, along which only the ratio varies; the time along a line falls and then rises, so large fleets are searched coarse to fine
-(`POINTS` per round between the neighbours of the best point so far) and small ones whole.
+*line*, along which only the ratio varies; the time along a line falls and then rises, so long lines are searched coarse to fine
+(`POINTS` per round between the neighbours of the best point so far) and lines of up to `POINTS` shapes whole.
 
 Ties go to the shape that changes least from the one that serves.
 """
@@ -25,8 +25,6 @@ POINTS = 9
 """Ratios of a line that are predicted per round."""
 LINES = 4
 """Best lines of the first round that are refined."""
-WHOLE = 600
-"""Shapes up to which all are predicted at once, which takes no longer than two rounds."""
 TIE = 1e-3
 """Relative difference up to which two shapes are equally good."""
 
@@ -103,6 +101,7 @@ class Line:
             for role, workers, tp in zip(roles, (*counts, self.second), tps, strict=True)
             if workers
         ]
+        pools.sort(key=lambda pool: (SERVING_ROLES.index(pool.role), pool.tp))
         return Target(shape=Shape(tuple(pools)), append_tokens=self.append_tokens)
 
 
@@ -150,7 +149,7 @@ def lines_of(platform: Platform, budget: Budget, space: Space, borrowed: int) ->
             line = _line((1, 1, tp), 1, (0, 0, workers), (0, 0, 0), 0, borrowed)
             apart = borrowed > 0 and tp not in lent
             lines.append(replace(line, second=borrowed, second_tp=budget.overlap_tp) if apart else line)
-        if space.hybrid and (not borrowed or tp in lent):
+        if space.hybrid and platform.allows(tp, tp) and (not borrowed or tp in lent):
             lines += _hybrid_lines(tp, workers, space, borrowed)
     if space.disaggregated:
         pairs = [(p, d) for p in tps for d in tps if platform.allows(p, d)]
@@ -253,16 +252,14 @@ class _Found:
 
     def refine(self, forecast: Forecast, lines: Sequence[Line]) -> None:
         """Close in on the best place of the best lines, round by round, until its neighbours are known."""
-        for _ in range(max(line.length for line in lines).bit_length()):
-            ranked = [index for index in self._ranked() if lines[self.line[index]].length > 1]
-            chosen: dict[int, Ints] = {}
-            for index in ranked[:LINES]:
-                new = self._around(int(self.line[index]), int(self.place[index]))
-                if len(new):
-                    chosen[int(self.line[index])] = new
-            if not chosen:
-                return
-            self.add(forecast, lines, [chosen.get(at, np.zeros(0, dtype=np.int64)) for at in range(len(lines))])
+        while closer := self._closer(lines):
+            self.add(forecast, lines, [closer.get(at, np.zeros(0, dtype=np.int64)) for at in range(len(lines))])
+
+    def _closer(self, lines: Sequence[Line]) -> dict[int, Ints]:
+        """Lines to look at again -> the places."""
+        ranked = [index for index in self._ranked() if lines[self.line[index]].length > 1]
+        around = {int(self.line[at]): self._around(int(self.line[at]), int(self.place[at])) for at in ranked[:LINES]}
+        return {line: places for line, places in around.items() if len(places)}
 
     def best_of_lines(self, lines: Sequence[Line]) -> list[Option]:
         """The fastest of each line, fastest first."""
@@ -313,14 +310,15 @@ def _candidates(lines: Sequence[Line], places: Sequence[Ints], of: Ints) -> Cand
 
 
 def _least_change(options: Sequence[Option], incumbent: Target | None) -> Option | None:
-    """Of equally good ones the one that changes least; then without append-prefill, colocated, and the fastest."""
+    """Of equally good ones the one that changes least, append-prefill included; then without it, colocated, the fastest."""
     if not options:
         return None
 
-    def changes(option: Option) -> tuple[int, int, bool, float]:
+    def changes(option: Option) -> tuple[int, bool, int, bool, float]:
         moved = 0 if incumbent is None else moves(incumbent.shape, option.target.shape).all
+        rebound = incumbent is not None and incumbent.append_tokens != option.target.append_tokens
         apart = any(pool.role is Role.PREFILL for pool in option.target.shape.pools)
-        return moved, option.target.append_tokens, apart, option.close_s
+        return moved, rebound, option.target.append_tokens, apart, option.close_s
 
     return min(options, key=changes)
 
@@ -333,6 +331,9 @@ class Moves:
     removed: int
     reassigned: int
     """Given another role."""
+    rebuilt_gpus: int
+    """GPUs of removed workers that go to added ones."""
+    reassigned_gpus: int
 
     @property
     def all(self) -> int:
@@ -352,8 +353,16 @@ def moves(old: Shape | None, new: Shape) -> Moves:
         over[tp] = over.get(tp, 0) + max(-more, 0)
     # Within a tensor parallelism a surplus worker makes up for a missing one by taking its role.
     taken = {tp: min(short[tp], over[tp]) for tp in short}
+    added = {tp: short[tp] - taken[tp] for tp in short}
+    removed = {tp: over[tp] - taken[tp] for tp in over}
     return Moves(
-        added=sum(short[tp] - taken[tp] for tp in short),
-        removed=sum(over[tp] - taken[tp] for tp in over),
+        added=sum(added.values()),
+        removed=sum(removed.values()),
         reassigned=sum(taken.values()),
+        rebuilt_gpus=min(_gpus(added), _gpus(removed)),
+        reassigned_gpus=_gpus(taken),
     )
+
+
+def _gpus(by_tp: dict[int, int]) -> int:
+    return sum(tp * workers for tp, workers in by_tp.items())

@@ -9,17 +9,26 @@ from dataclasses import dataclass
 from pearl.core.budget import Budget
 from pearl.core.choose import TIE, Choice, Line, Option, Space, lines_of, moves, search
 from pearl.core.decision import Gated
-from pearl.core.gate import BorrowOption, ChangeKind, borrow, change_kind, hysteresis, return_due
-from pearl.core.makespan import Forecast
+from pearl.core.gate import (
+    BorrowOption,
+    BorrowVerdict,
+    ChangeKind,
+    Verdict,
+    borrow,
+    change_kind,
+    hysteresis,
+    return_due,
+)
+from pearl.core.makespan import SERVING_ROLES, Forecast, Target, candidates_of
 from pearl.core.platform import Platform, TransitionCosts
 from pearl.core.policy import Borrow, Policy
-from pearl.core.shape import Shape
+from pearl.core.shape import Pool, Shape
 from pearl.core.state import Role
 from pearl.core.toggle import ToggleEstimate, toggle_s
 
 NEAR = (ChangeKind.NONE, ChangeKind.SIZE, ChangeKind.RATIO)
 BORROW_POINTS = 9
-"""Numbers of borrowed workers that are looked at beside all and none."""
+"""At most so many numbers of borrowed workers are looked at beside all and none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +38,7 @@ class Settled:
     option: Option | None
     gates: tuple[Gated, ...]
     considered: tuple[Option, ...] = ()
-    """With borrowed workers: one shape for each number of them."""
+    """With borrowed workers: one shape for each number of them that was looked at."""
 
 
 def options_for(
@@ -46,13 +55,11 @@ def options_for(
     return search(forecast, lines, space, incumbent)
 
 
-def settle(
-    policy: Policy, choice: Choice, current: Option | None, costs: TransitionCosts, *, joining_s: float
-) -> Settled:
+def settle(policy: Policy, choice: Choice, current: Option | None, costs: TransitionCosts) -> Settled:
     """The current shape, or one that wins enough over it.
 
     First the best shape near the current one (its mode and tensor parallelism) has to win, then the best of all over that:
-    a large change is not excused by what a small one gains. `joining_s`: what admitting new workers costs.
+    a large change is not excused by what a small one gains. A shape that the policy wants always need not win anything.
     """
     candidates = [option for option in (choice.best, *choice.considered) if option and math.isfinite(option.close_s)]
     if not candidates:
@@ -61,17 +68,15 @@ def settle(
     gates: list[Gated] = []
     accepted = current
     for option in _firsts(near, candidates):
-        kind = ChangeKind.SIZE if current is None else _kind(current, option)
         if accepted is not None and option.target == accepted.target:
             continue
-        paid_s = move_cost_s(current, accepted, costs, joining_s) if accepted else 0.0
         verdict = hysteresis(
-            kind,
+            ChangeKind.SIZE if accepted is None else _kind(accepted, option),
             old_s=math.inf if accepted is None else accepted.close_s,
             new_s=option.close_s,
-            cost_s=max(0.0, move_cost_s(current, option, costs, joining_s) - paid_s),
+            cost_s=move_cost_s(accepted, option, costs),
             thresholds=policy.thresholds,
-            forced=policy.shape is not None,
+            forced=policy.shape is not None and _pools(option.target.shape) == _pools(policy.shape),
         )
         gates.append(Gated(gate="hysteresis", about=str(option.target), verdict=verdict))
         if verdict.passed:
@@ -98,18 +103,21 @@ def _kind(current: Option, option: Option) -> ChangeKind:
     return kind
 
 
-def move_cost_s(current: Option | None, option: Option, costs: TransitionCosts, joining_s: float) -> float:
+def _pools(shape: Shape) -> frozenset[Pool]:
+    return frozenset(shape.pools)
+
+
+def move_cost_s(current: Option | None, option: Option, costs: TransitionCosts) -> float:
     """Seconds of the fleet's work that a move takes.
 
-    Workers that change roles, or whose GPUs go to others, do not serve meanwhile: their share of the fleet, for as long as it
-    takes. New workers on free GPUs start in the background; only their joining counts.
+    Workers that change roles, or whose GPUs go to others, do not serve meanwhile: their share of the fleet's GPUs, for as long
+    as it takes. New workers on free GPUs start in the background and cost nothing here: the gate of expansion counts that.
     """
-    if current is None or not current.target.shape.workers:
+    if current is None:
         return 0.0
     change = moves(current.target.shape, option.target.shape)
-    rebuilt = min(change.added, change.removed)
-    out_s = change.reassigned * costs.role_change_s + rebuilt * (costs.stop_s + costs.start_s)
-    return out_s / current.target.shape.workers + (joining_s if change.added else 0.0)
+    out_s = change.reassigned_gpus * costs.role_change_s + change.rebuilt_gpus * (costs.stop_s + costs.start_s)
+    return out_s / current.target.shape.gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,56 +134,82 @@ class Lending:
     now_s: float
 
 
-def borrow_more(lending: Lending, dedicated: Option) -> Settled:
-    """The shape with the number of borrowed workers that pays; `dedicated` is the shape without more of them."""
+def borrow_more(lending: Lending, dedicated: Option | None) -> Settled:
+    """The shape with the number of borrowed workers that pays; `dedicated`: without more of them, None where none can serve."""
     policy, most = lending.policy, lending.budget.overlap
     if most <= lending.borrowed:
         return Settled(option=dedicated, gates=())
-    full = options_for(policy, lending.forecast, lending.platform, lending.budget, most, dedicated)
-    options = _with_borrowed(lending, dedicated, full)
+    full = _settled_with(lending, dedicated, most)
+    if full.option is None or full.option.borrowed == lending.borrowed:
+        return Settled(option=dedicated, gates=full.gates)
+    due = _due(lending, full.option)
+    if due.passed:
+        # Not fewer either, though they would be due a little later: all may just have come back.
+        return Settled(option=dedicated, gates=(Gated(gate="return", about=f"{most} workers", verdict=due),))
     if policy.borrow in (Borrow.ALWAYS, Borrow.SEEDING):
-        return Settled(option=options[-1] if options else dedicated, gates=(), considered=tuple(options))
-    worth: list[tuple[Option, BorrowOption]] = []
-    for option in options:
-        if _due(lending, option):
-            continue
-        more = option.borrowed - lending.borrowed
-        cost_s = toggle_s(lending.toggle, more)
-        cost_s += move_cost_s(dedicated, option, lending.platform.costs, 0.0)
-        worth.append((option, BorrowOption(workers=more, close_s=option.close_s, toggle_s=cost_s)))
-    verdict = borrow([BorrowOption(workers=0, close_s=dedicated.close_s), *(each for _, each in worth)])
+        return Settled(option=full.option, gates=(), considered=(full.option,))
+    some = _with_some(lending, dedicated, full.option)
+    options = [*(option for option in some if not _due(lending, option).passed), full.option]
+    verdict = _gate(lending, dedicated, options)
     gate = Gated(gate="borrow", about=f"up to {most} workers", verdict=verdict)
-    taken = [option for option, each in worth if verdict.passed and each.workers == verdict.workers]
-    return Settled(option=taken[0] if taken else dedicated, gates=(gate,), considered=tuple(options))
+    chosen = [option for option in options if verdict.passed and option.borrowed == lending.borrowed + verdict.workers]
+    option = _best_with(lending, dedicated, chosen[0]) if chosen else dedicated
+    return Settled(option=option, gates=(gate,), considered=tuple(options))
 
 
-def _with_borrowed(lending: Lending, dedicated: Option, full: Choice) -> list[Option]:
-    """The shapes worth looking at, one for each number of borrowed workers, rising; all of them last."""
-    policy, costs = lending.policy, lending.platform.costs
-    last = settle(policy, full, dedicated, costs, joining_s=0.0).option
-    if last is None or last.borrowed == dedicated.borrowed:
+def _settled_with(lending: Lending, dedicated: Option | None, borrowed: int) -> Settled:
+    choice = options_for(lending.policy, lending.forecast, lending.platform, lending.budget, borrowed, dedicated)
+    return settle(lending.policy, choice, dedicated, lending.platform.costs)
+
+
+def _with_some(lending: Lending, dedicated: Option | None, full: Option) -> list[Option]:
+    """Shapes worth looking at with less than all, one for each number of borrowed workers, rising."""
+    policy, first, most = lending.policy, lending.borrowed + 1, lending.budget.overlap
+    if policy.borrow is not Borrow.ANY:
         return []
-    first, most = lending.borrowed + 1, lending.budget.overlap
+    numbers = range(first, most, max(1, math.ceil((most - first) / BORROW_POINTS)))
+    spaces = {_like(option, lending.budget.overlap_tp) for option in (dedicated, full) if option is not None}
+    lines = [
+        line
+        for borrowed in numbers
+        for space in sorted(spaces, key=repr)
+        for line in lines_of(lending.platform, lending.budget, space, borrowed)
+    ]
+    every = search(lending.forecast, lines, policy.space, None).considered
     found: list[Option] = []
-    if policy.borrow is Borrow.ANY:
-        step = max(1, (most - first) // BORROW_POINTS)
-        spaces = {_like(dedicated), _like(last)}
-        lines = [
-            line
-            for borrowed in range(first, most, step)
-            for space in sorted(spaces, key=repr)
-            for line in lines_of(lending.platform, lending.budget, space, borrowed)
-        ]
-        each = search(lending.forecast, lines, policy.space, dedicated.target).considered
-        for borrowed in range(first, most, step):
-            alike = tuple(option for option in each if option.borrowed == borrowed)
-            best = settle(policy, Choice(best=None, considered=alike, evaluated=0), dedicated, costs, joining_s=0.0)
-            if best.option is not None and best.option.borrowed == borrowed:
-                found.append(best.option)
-    return [*found, last]
+    for borrowed in numbers:
+        alike = tuple(option for option in every if option.borrowed == borrowed)
+        best = settle(
+            policy, Choice(best=None, considered=alike, evaluated=0), dedicated, lending.platform.costs
+        ).option
+        if best is not None and best.borrowed == borrowed:
+            found.append(best)
+    return found
 
 
-def _due(lending: Lending, option: Option) -> bool:
+def _gate(lending: Lending, dedicated: Option | None, options: Sequence[Option]) -> BorrowVerdict:
+    without = BorrowOption(workers=0, close_s=math.inf if dedicated is None else dedicated.close_s)
+    others = [
+        BorrowOption(
+            workers=option.borrowed - lending.borrowed,
+            close_s=option.close_s,
+            toggle_s=toggle_s(lending.toggle, option.borrowed - lending.borrowed)
+            + move_cost_s(dedicated, option, lending.platform.costs),
+        )
+        for option in options
+    ]
+    return borrow([without, *others])
+
+
+def _best_with(lending: Lending, dedicated: Option | None, option: Option) -> Option:
+    """The best of all shapes with as many borrowed workers as one has that was found among few."""
+    if option.borrowed == lending.budget.overlap:
+        return option  # all of them were looked at
+    best = _settled_with(lending, dedicated, option.borrowed).option
+    return option if best is None or best.borrowed != option.borrowed or _due(lending, best).passed else best
+
+
+def _due(lending: Lending, option: Option) -> Verdict:
     """Whether what would be borrowed would have to go back at once."""
     return return_due(
         now_s=lending.now_s,
@@ -183,36 +217,41 @@ def _due(lending: Lending, option: Option) -> bool:
         error_s=option.error_s,
         return_s=lending.platform.costs.return_s,
         z=lending.policy.return_z,
-    ).passed
+    )
 
 
-def _like(option: Option) -> Space:
-    """Shapes of an option's mode, tensor parallelisms and append-prefill."""
+def _like(option: Option, overlap_tp: int) -> Space:
+    """Shapes of an option's mode, tensor parallelisms and append-prefill, borrowed workers beside them."""
     roles = {pool.role for pool in option.target.shape.pools}
     return Space(
         colocated=roles == {Role.COLOCATED},
         disaggregated=Role.COLOCATED not in roles,
         hybrid=len(roles) == 3,
-        tps=tuple(sorted({pool.tp for pool in option.target.shape.pools})),
+        tps=tuple(sorted({overlap_tp, *(pool.tp for pool in option.target.shape.pools)})),
         append_tokens=(option.target.append_tokens,),
     )
 
 
 def _exactly(shape: Shape, budget: Budget) -> list[Line]:
     """A given shape, where there are GPUs for it."""
-    if shape.gpus > len(budget.usable) or any(pool.workers > budget.workers.get(pool.tp, 0) for pool in shape.pools):
-        return []
-    count = {pool.role: pool.workers for pool in shape.pools}
-    tp = {pool.role: pool.tp for pool in shape.pools}
+    # A larger worker takes the place of as many smaller ones as its GPUs would hold.
+    for tp in {pool.tp for pool in shape.pools}:
+        places = sum(pool.workers * -(-pool.tp // tp) for pool in shape.pools if pool.tp >= tp)
+        if places > budget.workers.get(tp, 0):
+            return []
+    only = candidates_of([Target(shape=shape)])
+    prefill, decode, colocated = (int(only.workers[role][0]) for role in SERVING_ROLES)
     return [
         Line(
-            prefill_tp=tp.get(Role.PREFILL, 1),
-            decode_tp=tp.get(Role.DECODE, 1),
-            colocated_tp=tp.get(Role.COLOCATED, 1),
+            prefill_tp=int(only.tp[Role.PREFILL][0]),
+            decode_tp=int(only.tp[Role.DECODE][0]),
+            colocated_tp=int(only.tp[Role.COLOCATED][0]),
             length=1,
-            first=(count.get(Role.PREFILL, 0), count.get(Role.DECODE, 0), count.get(Role.COLOCATED, 0)),
+            first=(prefill, decode, colocated),
             step=(0, 0, 0),
             append_tokens=0,
             borrowed=0,
+            second=int(only.second[0]),
+            second_tp=int(only.second_tp[0]),
         )
     ]

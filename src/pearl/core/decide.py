@@ -13,13 +13,13 @@ Every event takes the same stages: the budget of GPUs, the choice of a shape, it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache
 
 from pearl.core.budget import Budget, budget_of
-from pearl.core.choose import Choice, Option, moves
-from pearl.core.consider import Lending, Settled, borrow_more, options_for, settle
+from pearl.core.choose import Choice, Option
+from pearl.core.consider import Lending, Settled, borrow_more, move_cost_s, options_for, settle
 from pearl.core.decision import Decision, Gated, Moment, Reason, Situation
 from pearl.core.gate import GateReason, Verdict, expansion, return_by_s, return_due
 from pearl.core.makespan import Forecast, Infeasible, Target, candidates_of
@@ -50,7 +50,7 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
     budget, choice, settled = _dedicated(scene, budget)
     gates = [*scene.gates, *waits, *settled.gates]
     chosen, considered = settled.option, choice.considered
-    if chosen is not None and scene.lending:
+    if scene.lending:
         lending = Lending(
             policy=policy,
             forecast=scene.forecast,
@@ -114,7 +114,7 @@ def _scene(policy: Policy, state: FleetState, situation: Situation, moment: Mome
         for worker in state.workers.values()
     )
     leaving = _leaving(state, situation, now_s)
-    avoid = _avoided(policy, state, serving, leaving)
+    avoid = _avoided(policy, state, leaving)
     gates: tuple[Gated, ...] = ()
     lending = _lends(policy, situation, moment)
     borrowed = [worker for worker in serving if state.is_overlap(worker.id)]
@@ -151,10 +151,8 @@ def _leaving(state: FleetState, situation: Situation, now_s: float) -> frozenset
     return frozenset(gpu for gpu, end_s in state.ends_s().items() if end_s <= now_s + lead_s)
 
 
-def _avoided(
-    policy: Policy, state: FleetState, serving: Iterable[Worker], leaving: frozenset[GpuId]
-) -> frozenset[GpuId]:
-    busy = {gpu for worker in serving for gpu in worker.gpus}
+def _avoided(policy: Policy, state: FleetState, leaving: frozenset[GpuId]) -> frozenset[GpuId]:
+    busy = {gpu for w in state.workers.values() if w.activity is not Activity.INACTIVE for gpu in w.gpus}
     avoid = leaving | {gpu for gpu in state.leaving() if gpu not in busy}
     dedicated = [gpu.id for gpu in state.gpus.values() if gpu.owner is not GpuOwner.TRAINING]
     if not policy.external:
@@ -166,7 +164,7 @@ def _avoided(
 
 
 def _lends(policy: Policy, situation: Situation, moment: Moment) -> bool:
-    if moment is Moment.TRAINING_BEGAN or policy.borrow is Borrow.NEVER:
+    if policy.borrow is Borrow.NEVER or _batch_closed(situation, moment):
         return False
     if policy.borrow is Borrow.SEEDING:
         since_s = situation.since_training_s
@@ -182,8 +180,12 @@ def _return(policy: Policy, situation: Situation, now: Option | None, moment: Mo
         error_s=0.0 if now is None else now.error_s,
         return_s=situation.profile.platform.costs.return_s,
         z=policy.return_z,
-        batch_closed=moment is Moment.TRAINING_BEGAN or situation.progress.needed_groups == 0,
+        batch_closed=_batch_closed(situation, moment),
     )
+
+
+def _batch_closed(situation: Situation, moment: Moment) -> bool:
+    return moment is Moment.TRAINING_BEGAN or situation.training or situation.progress.needed_groups == 0
 
 
 def _option(forecast: Forecast, situation: Situation, workers: Sequence[Worker], borrowed: int) -> Option | None:
@@ -195,7 +197,7 @@ def _option(forecast: Forecast, situation: Situation, workers: Sequence[Worker],
         pool = (worker.role, len(worker.gpus))
         counts[pool] = counts.get(pool, 0) + 1
     pools = [Pool(role=role, workers=counts[role, tp], tp=tp) for role, tp in sorted(counts, key=_pool_order)]
-    apart = Role.COLOCATED not in {role for role, _ in counts}
+    apart = Role.DECODE in {role for role, _ in counts}
     target = Target(shape=Shape(tuple(pools)), append_tokens=situation.append_tokens if apart else 0)
     try:
         predicted = forecast(candidates_of([target]))
@@ -254,32 +256,55 @@ def _expected_s(scene: _Scene) -> dict[GpuId, float]:
 
 
 def _dedicated(scene: _Scene, budget: Budget) -> tuple[Budget, Choice, Settled]:
-    """The shape with the borrowed workers that there are, and its GPUs; new workers are weighed against their leases."""
-    platform, costs = scene.situation.profile.platform, scene.situation.profile.platform.costs
-    choice = options_for(scene.policy, scene.forecast, platform, budget, scene.borrowed, scene.current)
-    settled = settle(scene.policy, choice, scene.current, costs, joining_s=0.0)
-    use_s = [seconds for gpu, seconds in _expected_s(scene).items() if gpu in budget.usable]
-    if not (scene.policy.lease_aware and use_s and scene.current and settled.option):
-        return budget, choice, settled
-    change = moves(scene.current.target.shape, settled.option.target.shape)
-    if change.added <= change.removed:
-        return budget, choice, settled
+    """The shape with the borrowed workers that there are, and its GPUs; new workers are weighed against their leases.
+
+    External GPUs on which no worker is serve if that pays over not using them: all, else the half of them that is expected to
+    stay longest, and so on.
+    """
+    free_s = {gpu: use_s for gpu, use_s in _expected_s(scene).items() if gpu in budget.usable}
+    if not (scene.policy.lease_aware and free_s and scene.current):
+        return budget, *_settled(scene, budget, scene.current)
+    without = _less(scene, budget, free_s.keys())
+    choice, settled = _settled(scene, without, scene.current)
+    stays, gates, evaluated = settled.option or scene.current, settled.gates, choice.evaluated
+    while free_s:
+        wide = _less(scene, budget, budget.usable - without.usable - free_s.keys())
+        more, larger = _settled(scene, wide, stays)
+        evaluated += more.evaluated
+        gates += larger.gates
+        if larger.option is None or larger.option.target.shape.gpus <= stays.target.shape.gpus:
+            break
+        gates += (_expansion(scene, stays, larger.option, min(free_s.values())),)
+        if gates[-1].verdict.passed:
+            return wide, replace(more, evaluated=evaluated), replace(larger, gates=gates)
+        shorter_s = sorted(free_s.values())[(len(free_s) - 1) // 2]
+        free_s = {gpu: use_s for gpu, use_s in free_s.items() if use_s > shorter_s}
+    return without, replace(choice, evaluated=evaluated), replace(settled, gates=gates)
+
+
+def _less(scene: _Scene, budget: Budget, gpus: Set[GpuId]) -> Budget:
+    """A budget without some of its GPUs."""
+    avoid = frozenset(scene.state.gpus) - budget.usable - budget.lendable | gpus
+    return budget_of(scene.state, budget.workers, lending=scene.lending, avoid=avoid)
+
+
+def _settled(scene: _Scene, budget: Budget, current: Option | None) -> tuple[Choice, Settled]:
+    platform = scene.situation.profile.platform
+    choice = options_for(scene.policy, scene.forecast, platform, budget, scene.borrowed, current)
+    return choice, settle(scene.policy, choice, current, platform.costs)
+
+
+def _expansion(scene: _Scene, stays: Option, larger: Option, use_s: float) -> Gated:
+    costs = scene.situation.profile.platform.costs
     verdict = expansion(
-        expected_use_s=min(use_s),
+        expected_use_s=use_s,
         start_s=costs.start_s,
-        old_s=scene.current.close_s,
-        new_s=settled.option.close_s,
+        old_s=stays.close_s,
+        new_s=larger.close_s,
         finalise_s=costs.finalise_s,
-        role_changes_s=change.reassigned * costs.role_change_s / scene.current.target.shape.workers,
+        role_changes_s=move_cost_s(stays, larger, costs),
     )
-    gate = Gated(gate="expansion", about=str(settled.option.target), verdict=verdict)
-    if verdict.passed:
-        return budget, choice, replace(settled, gates=(*settled.gates, gate))
-    avoid = scene.avoid | _expected_s(scene).keys()
-    smaller = budget_of(scene.state, platform.tps, lending=scene.lending, avoid=avoid)
-    choice = options_for(scene.policy, scene.forecast, platform, smaller, scene.borrowed, scene.current)
-    without = settle(scene.policy, choice, scene.current, costs, joining_s=0.0)
-    return smaller, choice, replace(without, gates=(*settled.gates, gate, *without.gates))
+    return Gated(gate="expansion", about=str(larger.target), verdict=verdict)
 
 
 # -- stage 3: how to get there --------------------------------------------------------------------------------------
@@ -291,14 +316,13 @@ def _planned(scene: _Scene, budget: Budget, chosen: Option | None) -> Decision:
     if not scene.forced and (chosen is None or (stays is not None and chosen.target == stays.target)):
         return _decision(scene, _kept(scene, chosen), chosen)
     tried = [chosen] if chosen is not None else []
-    if scene.forced:
+    if scene.forced or stays is None or math.isinf(stays.close_s):
         tried += [option for option in scene.considered[:FALLBACKS] if math.isfinite(option.close_s)]
     refusal: PlanRefusal | None = None
     for option in tried:
         result = plan(scene.state, _request(scene, budget, option), scene.situation.profile.platform.costs)
         if not isinstance(result, PlanRefusal):
-            moved = replace(_decision(scene, _why(scene, option), option), plan=result if result.groups else None)
-            return moved if result.groups else replace(moved, reason=_kept(scene, option))
+            return replace(_decision(scene, _why(scene, option), option), plan=result if result.groups else None)
         refusal = refusal or result
     if not scene.forced:
         return replace(_decision(scene, Reason.NO_PLAN, stays), refusal=refusal)
@@ -307,7 +331,7 @@ def _planned(scene: _Scene, budget: Budget, chosen: Option | None) -> Decision:
     request = replace(_request(scene, budget, stays), shape=bare)
     result = plan(scene.state, request, scene.situation.profile.platform.costs)
     reason = Reason.NOTHING_FITS if refusal is None else Reason.NO_PLAN
-    decision = replace(_decision(scene, reason, stays), refusal=refusal)
+    decision = replace(_decision(scene, reason, None if refusal is None else stays), refusal=refusal)
     return decision if isinstance(result, PlanRefusal) else replace(decision, plan=result)
 
 
@@ -323,12 +347,14 @@ def _request(scene: _Scene, budget: Budget, option: Option | None) -> PlanReques
 
 def _kept(scene: _Scene, chosen: Option | None) -> Reason:
     if chosen is None:
-        return Reason.NOTHING_FITS
-    refused = any(
-        not each.verdict.passed and each.gate != "return" and each.verdict.reason is not GateReason.NO_CHANGE
-        for each in scene.gates
-    )
-    return Reason.GATED if refused else Reason.BEST
+        return Reason.IN_TRANSITION if scene.moving else Reason.NOTHING_FITS
+    return Reason.GATED if any(_refused(each) for each in scene.gates) else Reason.BEST
+
+
+def _refused(gated: Gated) -> bool:
+    """Whether a gate kept something faster back."""
+    faster = dict(gated.verdict.numbers).get("gain_s", math.inf) > 0
+    return gated.gate != "return" and not gated.verdict.passed and faster
 
 
 def _why(scene: _Scene, option: Option) -> Reason:

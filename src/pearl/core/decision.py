@@ -44,6 +44,8 @@ class Situation:
     """Bound of append-prefill in force."""
     leases: LeaseHistory = field(default_factory=LeaseHistory)
     lease_prior_s: float = LEASE_PRIOR_S
+    training: bool = False
+    """Whether an update runs or is about to, from `TRAINING_BEGAN` until `TRAINING_FINISHED`: training needs its GPUs."""
     since_training_s: float | None = None
     """Seconds since the last update finished; None: training, or never."""
 
@@ -56,13 +58,14 @@ class Reason(enum.Enum):
     GATED = "gated"
     """Something is, but not by enough: see the verdicts."""
     MOVED = "moved"
+    """To another shape, or without a plan: to another bound of append-prefill."""
     BORROWED = "borrowed"
     FORCED = "forced"
     """Workers had to go, or what was left could not serve."""
     RETURNED = "returned"
     """Training GPUs go back."""
     IN_TRANSITION = "in_transition"
-    """Nothing has to change, and the last change is not done."""
+    """Nothing has to change, or can, before the last change is done."""
     NOTHING_FITS = "nothing_fits"
     """No shape on these GPUs can serve."""
     NO_PLAN = "no_plan"
@@ -99,6 +102,6 @@ class Decision:
     considered: tuple[Option, ...] = ()
     """The best of each kind of shape with the borrowed workers that there are, fastest first; then one for each other number."""
     evaluated: int = 0
-    """Shapes predicted."""
+    """Shapes predicted to find those, the current one included."""
     look_again_s: float | None = None
     """When, on the clock of `now_s`, something falls due; None: no time is known."""

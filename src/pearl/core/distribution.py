@@ -119,7 +119,7 @@ def squeezed(values: Floats, weights: Floats, points: int) -> tuple[Floats, Floa
         return values, weights
     inner = slice(1, -1)
     middle = (np.cumsum(weights[inner]) - weights[inner] / 2) / weights[inner].sum()
-    bins = 1 + np.minimum((middle * (points - 2)).astype(np.int64), points - 3)
+    bins = 1 + (middle * (points - 2)).astype(np.int64)
     bins = np.concatenate(([0], bins, [points - 1]))
     mass = np.bincount(bins, weights=weights, minlength=points)
     sums = np.bincount(bins, weights=weights * values, minlength=points)

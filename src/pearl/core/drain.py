@@ -13,6 +13,7 @@ given the turns that it has made; a group completes with its last trajectory.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,9 +29,10 @@ of a Gauss-Legendre rule."""
 _NODES, _WEIGHTS = (side / 2 for side in np.polynomial.legendre.leggauss(SLICES - 1))
 COHORTS = 12
 """Different numbers of turns done that are told apart."""
-_GRID = 160
-_TAIL = 3.5
-"""Standard deviations of a trajectory's length in turns that the grid of turns reaches beyond the longest one."""
+_TAIL = 6.0
+"""Standard deviations of the longest trajectory's length in turns beyond which everybody has ended."""
+_HALVINGS = 26
+"""Of the turns until then: the close is found to one part in 2**26 of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class Drain:
     population: Floats
     """Trajectories in flight."""
     turns_done: Floats
-    """Of those in flight, mean."""
+    """Before the turn that they are in, mean of those in flight."""
     first_share: Floats
     """Share of the turns in a slice that are a trajectory's first."""
 
@@ -61,25 +63,29 @@ def drain_of(workload: WorkloadProfile, progress: Progress, turn_cv: float) -> D
         return None
     done, left, weight = _remaining(workload, progress)
     spread = np.maximum(turn_cv * np.sqrt(left), 1e-9)
-    grid = np.linspace(0.0, float((left + _TAIL * spread).max()), _GRID)
-    ended = ndtr((grid[:, None] - left) / spread)
-    finished = ended @ weight
-    expected, low, high = _close(progress, grid, finished)
+
+    def ended(turns: Floats) -> Floats:
+        return np.asarray(weight * ndtr((turns[:, None] - left) / spread), dtype=np.float64)
+
+    everybody = float((left + _TAIL * spread).max())
+    expected, low, high = _close(progress, lambda turns: ended(turns).sum(axis=1), everybody)
     first = min(1.0, expected)
     rest = expected - first
     at = np.concatenate(([first / 2], first + rest * (_NODES + 0.5)))
-    alive = weight * (1 - ndtr((at[:, None] - left) / spread))
-    share = alive.sum(axis=1)
+    alive = weight - ended(at)
+    share = alive.sum(axis=1)  # > 0: at the close not all have ended
     # A sliver of the last trajectory is in flight until the close, and its turns take as long as one alone.
     population = np.maximum(share * max(progress.in_flight, 1), 1.0)
-    mean_done = (alive * (done + at[:, None])).sum(axis=1) / np.maximum(share, 1e-12)
+    # Who is within a turn has done half of it, on average; who begins now is at the start of one: half a turn less.
+    begun = np.maximum(at - 0.5, np.where(at > first, 1.0, 0.0))[:, None]
+    turns_done = np.where(done == 0, begun, done + at[:, None])
     fresh = alive[0][done == 0].sum() / share[0]
     return Drain(
         turns=expected,
-        spread_turns=max(high - expected, expected - low),
+        spread_turns=(high - low) / 2,
         slice_turns=np.concatenate(([first], rest * _WEIGHTS)),
         population=population,
-        turns_done=np.where(np.arange(SLICES) == 0, mean_done - first / 2, mean_done),
+        turns_done=(alive * turns_done).sum(axis=1) / share,
         first_share=np.where(np.arange(SLICES) == 0, fresh, 0.0),
     )
 
@@ -91,9 +97,8 @@ def _remaining(workload: WorkloadProfile, progress: Progress) -> tuple[Floats, F
     sizes = np.array([count for _, count in counted], dtype=np.float64)
     cohorts, sizes = squeezed(cohorts, sizes, COHORTS)
     lengths, chances = np.array(workload.turns.values), np.array(workload.turns.weights)
-    longer = np.greater(lengths, cohorts[:, None])
-    odds = np.where(longer, chances, 0.0)
-    over = ~longer.any(axis=1)
+    odds = np.where(np.greater(lengths, cohorts[:, None]), chances, 0.0)
+    over = odds.sum(axis=1) == 0
     odds[over, -1] = 1.0  # longer than any seen before: one more turn
     odds /= odds.sum(axis=1, keepdims=True)
     # Who has begun is somewhere within a turn: half of it is done.
@@ -105,18 +110,22 @@ def _remaining(workload: WorkloadProfile, progress: Progress) -> tuple[Floats, F
     return done[kept], np.maximum(left[kept], 0.5), weight[kept]
 
 
-def _close(progress: Progress, grid: Floats, finished: Floats) -> tuple[float, float, float]:
+def _close(progress: Progress, finished: Callable[[Floats], Floats], most: float) -> tuple[float, float, float]:
     """Turns until as many groups as needed have completed: expected, and one standard deviation to each side.
 
-    The median of an order statistic: the k-th of G groups has completed when k - 1/2 are expected to have.
+    `finished`: share of trajectories that have ended after so many turns, `most` turns after which all have. The k-th of G groups
+    has completed when k - 1/2 are expected to have: between its median and its mean where lengths have a tail. How many have by
+    then is binomial. Source of the two sides: Wilson's score interval of a share.
     """
     groups = progress.live_groups
     members = max(1.0, progress.in_flight / groups)
-    complete = groups * finished**members
-    wanted = progress.needed_groups - 0.5
-    share = wanted / groups
-    deviation = math.sqrt(groups * share * (1 - share))
-    last = groups - 0.1
-    levels = [wanted, max(wanted - deviation, 0.05), min(wanted + deviation, last)]
-    expected, low, high = np.interp(levels, complete, grid)
-    return float(expected), float(low), float(high)
+    share = (progress.needed_groups - 0.5) / groups
+    middle, half = share + 0.5 / groups, math.sqrt(share * (1 - share) / groups + 0.25 / groups**2)
+    levels = np.array([share, (middle - half) / (1 + 1 / groups), (middle + half) / (1 + 1 / groups)])
+    low, high = np.zeros(3), np.full(3, most)
+    for _ in range(_HALVINGS):
+        half_way = (low + high) / 2
+        short = finished(half_way) ** members < levels
+        low, high = np.where(short, half_way, low), np.where(short, high, half_way)
+    expected, early, late = high.tolist()
+    return expected, early, late

@@ -4,13 +4,15 @@ Per turn a trajectory visits prefill, decode and the environment; the environmen
 one whose rate depends on how many sequences it holds, prefill a queue. With N trajectories in flight, X turns per second and
 W = N / X seconds per turn (Little's law), for each worker, n sequences decoding:
 
-    colocated:  X = n / (O t(n) + n P(n)),   rho = X P(n),      N = n + X (Z + P(n) (1 + rho / (2 (1 - rho))))
-    xPyD:       X = y n / (O t(n) + n A(n)), rho = X h P' / x,  N = y n + L + X (Z + h H),   L = x (rho + rho^2 / (2 (1 - rho)))
+    colocated:  X = n / (O t(n) + m P(n)),                         N = n + X (Z + V(P))
+    xPyD:       X = y n / (O t(n) + m A(n)),  rho = X h P' / x,    N = y n + L + X (Z + h H + V(A))
+                L = x (rho + rho^2 / (2 (1 - rho))),               V(P) = P (1 + m P / (2 O t(n)))
 
 t(n) seconds of an iteration with n sequences at the context of the time, O tokens generated per turn, P seconds that prefill adds
-to the iterations of a colocated worker, P' of a prefill worker per turn that it gets, H of a hand-off, Z of environment and
-overheads, h the share of turns that are handed off (all, but for append-prefill), A seconds per turn of append-prefill on decode
-workers. Both sides rise with n, so X at a given N is read off a grid of n. The batch is the integral over its drain (`drain`).
+to the iterations of a colocated worker, m = n - 1 the other sequences that it adds them for (none where n < 1), A those of
+append-prefill on a decode worker, V either of them with the wait for it, P' seconds of a prefill worker per turn that it gets, H
+of a hand-off, h the share of turns that are handed off (all, but for append-prefill), Z of environment and overheads. Both sides
+rise with n, so X at a given N is read off a grid of n. The batch is the integral over its drain (`drain`).
 
 KV capacity: a worker decodes no more sequences than fit; where the prefixes of all in flight do not fit, some are computed
 again: least-recently-used eviction under cyclic use loses them sharply (`_reuse`).
@@ -131,7 +133,7 @@ class _Curve:
             (np.take_along_axis(side, low, axis=-1)[..., 0], np.take_along_axis(side, high, axis=-1)[..., 0])
             for side in (self.population, self.per_s)
         )
-        along = np.clip((population - n0) / np.maximum(n1 - n0, 1e-12), 0.0, 1.0)
+        along = np.clip((population - n0) / (n1 - n0), 0.0, 1.0)
         return np.asarray(x0 + along * (x1 - x0), dtype=np.float64)
 
 
@@ -213,14 +215,11 @@ class _Network:
         return np.asarray(together.reshape(count, len(SPLITS), SLICES).max(axis=1), dtype=np.float64)
 
     def _rate(self, side: _Side, fleets: _Fleets, population: Floats) -> Floats:
-        match side:
-            case _Side.PAIRED:
-                curve = self._paired_curve(fleets, population)
-            case _Side.FIRST:
-                curve = self._colocated_curve(fleets.colocated, fleets.colocated_tp, population)
-            case _Side.SECOND:
-                curve = self._colocated_curve(fleets.second, fleets.second_tp, population)
-        return curve.at(population)
+        if side is _Side.PAIRED:
+            return self._paired_curve(fleets, population).at(population)
+        first = side is _Side.FIRST
+        workers, tp = (fleets.colocated, fleets.colocated_tp) if first else (fleets.second, fleets.second_tp)
+        return self._colocated_curve(workers, tp, population).at(population)
 
     def _colocated_curve(self, workers: Floats, tp: Ints, population: Floats) -> _Curve:
         s = self._stations
@@ -228,16 +227,19 @@ class _Network:
         again = ((1 - reuse) * s.prefix)[..., None]
         n = s.running[tp]
         prefill = s.beside_s[tp] + again * s.beside_token_s[tp]
-        per_s = n / (s.decode_s[tp] + n * prefill)
-        busy = per_s * prefill
-        waited = prefill * (1 + busy / (2 * (1 - busy)))
+        disturbed = s.others[tp] * prefill
+        per_s = n / (s.decode_s[tp] + disturbed)
+        waited = prefill * (1 + disturbed / (2 * s.decode_s[tp]))
         return _Curve(population=workers * (s.n + per_s * (s.apart_s + waited)), per_s=workers * per_s)
 
     def _paired_curve(self, fleets: _Fleets, population: Floats) -> _Curve:
         s, x, y, tp, append = self._stations, fleets.prefill, fleets.decode, fleets.decode_tp, fleets.append
         kept = _reuse(s.capacity[tp, None] * y[:, 0], population * s.prefix)[..., None]
         n = s.running[tp]
-        turns = y * n / (s.decode_s[tp] + n * kept * s.append_s[append, tp])
+        appended = kept * s.append_s[append, tp]
+        disturbed = s.others[tp] * appended
+        turns = y * n / (s.decode_s[tp] + disturbed)
+        waited = appended * (1 + disturbed / (2 * s.decode_s[tp]))
         work = self._prefill_work(fleets, population, kept)
         load = np.minimum(1.0, turns * work.alone_s / x)
         service = work.alone_s + load * (work.packed_s - work.alone_s)
@@ -245,16 +247,17 @@ class _Network:
         busy = per_s * service / x
         queued = x * (busy + busy**2 / (2 * (1 - busy)))
         hand_off = work.handed * s.hand_off_s[tp, None, None] + work.moved_tokens * s.hand_off_token_s[tp, None, None]
-        return _Curve(population=y * s.n + queued + per_s * (s.apart_s + hand_off), per_s=per_s)
+        return _Curve(population=y * s.n + queued + per_s * (s.apart_s + hand_off + waited), per_s=per_s)
 
     def _prefill_work(self, fleets: _Fleets, population: Floats, kept: Floats) -> _PrefillWork:
         s, tp, append = self._stations, fleets.prefill_tp, fleets.append
         reuse = _reuse(s.capacity[tp, None] * fleets.prefill[:, 0], population * s.prefix)[..., None]
         first, appended = self._drain.first_share[:, None], s.appended[append, None, None]
-        handed = first + (1 - first) * (1 - appended * kept)
-        prefix = s.prefix[:, None]
+        later = 1 - appended * kept
+        handed = first + (1 - first) * later
+        prefix = later * s.prefix[:, None]
         # Where prefixes are still there, only what a decode worker generated since may be missing.
-        again = handed * ((1 - reuse) * prefix + reuse * s.lost_tokens * (1 - first))
+        again = (1 - reuse) * prefix + reuse * later * (1 - first) * s.lost_tokens
         fresh = s.long_tokens[append][..., None] + (1 - kept) * s.short_tokens[append][..., None]
         token_s = s.prefill_token_s[tp][..., None]
         alone = s.long_s[append, tp][..., None] + (1 - kept) * s.short_s[append, tp][..., None] + again * token_s
@@ -262,7 +265,7 @@ class _Network:
             handed=handed,
             alone_s=alone,
             packed_s=np.minimum(alone, (fresh + again) * token_s),
-            moved_tokens=fresh + handed * (1 - kept) * prefix,
+            moved_tokens=fresh + (1 - kept) * prefix,
         )
 
 
@@ -299,7 +302,8 @@ def _infeasible(candidates: Candidates, profile: Profile) -> Ints:
     unsupported = second & (~colocated | decode)
     unknown = np.zeros(len(candidates), dtype=bool)
     small = np.zeros(len(candidates), dtype=bool)
-    longest = profile.workload.context_tokens(profile.workload.turns.quantile(LONGEST) - 1)
+    work = profile.workload
+    longest = work.context_tokens(work.turns.quantile(LONGEST) - 1) + work.generated_tokens.mean
     tight = [tp for tp in platform.tps if platform.by_tp[tp].kv_capacity_tokens < longest]
     for some, tp in pools:
         unknown |= some & ~np.isin(tp, platform.tps)

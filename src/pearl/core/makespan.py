@@ -73,6 +73,7 @@ class Candidates:
         if self.second[index] > 0:
             second = int(self.second[index])
             pools.append(Pool(role=Role.COLOCATED, workers=second, tp=int(self.second_tp[index])))
+            pools.sort(key=lambda pool: (SERVING_ROLES.index(pool.role), pool.tp))
         return Target(shape=Shape(tuple(pools)), append_tokens=int(self.append_tokens[index]))
 
 

@@ -223,16 +223,16 @@ def _refusals(
 ) -> Ints:
     """`Infeasible` of each; the first reason counts."""
     x, y, n = (candidates.workers[role] for role in SERVING_ROLES)
-    apart = (x > 0) & (y > 0)
+    apart = y > 0
     prefill, decode, colocated = (np.isin(candidates.tp[role], platform.tps) for role in SERVING_ROLES)
-    pairs = zip(candidates.tp[Role.PREFILL].tolist(), candidates.tp[Role.DECODE].tolist(), strict=True)
+    pairs = np.column_stack((candidates.tp[Role.PREFILL], candidates.tp[Role.DECODE])).tolist()
     allowed = np.array([platform.allows(*pair) for pair in pairs], dtype=bool)
     usable = np.where(apart, prefill & decode & allowed, colocated)
     # In tokens: H_max and K_seq are the same bytes per token of the decode worker's cache.
     capacity_tokens = y * costs_along(known, candidates.tp[Role.DECODE]).capacity_tokens
     full = apart & (batch.trajectories * batch.final_tokens > capacity_tokens)
     reasons = [
-        (((x > 0) != (y > 0)) | (x + y + n == 0), Infeasible.NO_WORKERS),
+        (((x > 0) != (y > 0)) | (y + n == 0), Infeasible.NO_WORKERS),
         ((apart & (n > 0)) | (candidates.second > 0), Infeasible.UNSUPPORTED),
         (~usable, Infeasible.UNKNOWN_TP),
         (full, Infeasible.KV_CAPACITY),

@@ -122,17 +122,16 @@ def plan(state: FleetState, request: PlanRequest, costs: TransitionCosts) -> Pla
     if stray is not None:
         return stray
     seats = seats_of(state, request.usable, request.lendable, {tp for _, tp in request.demand})
-    arrangement = _short(request, seats) or arrange(seats, request.demand, request.borrowed, costs)
-    match arrangement:
-        case PlanRefusal():
-            return arrangement
-        case None:
-            return PlanRefusal(
-                reason=PlanRefusalReason.NO_ROOM,
-                detail=f"{request.shape} with {request.borrowed} borrowed: no way to seat all workers on the GPUs",
-            )
-        case Arrangement():
-            return _plan(state, request, costs, seats, arrangement)
+    short = _short(request, seats)
+    if short is not None:
+        return short
+    arrangement = arrange(seats, request.demand, request.borrowed, costs)
+    if arrangement is None:
+        return PlanRefusal(
+            reason=PlanRefusalReason.NO_ROOM,
+            detail=f"{request.shape} with {request.borrowed} borrowed: no way to seat all workers on the GPUs",
+        )
+    return _plan(state, request, costs, seats, arrangement)
 
 
 def apply(state: FleetState, change: Plan) -> FleetState | StateRefusal:

@@ -23,7 +23,16 @@ import numpy as np
 from pearl.core.choose import Space
 from pearl.core.fluid import APPEND_TOKENS, FluidPredictor
 from pearl.core.gate import Z_95, Thresholds
-from pearl.core.makespan import Candidates, Forecast, Infeasible, Predictions, Predictor, Profile
+from pearl.core.makespan import (
+    Candidates,
+    Forecast,
+    Infeasible,
+    Predictions,
+    Predictor,
+    Profile,
+    Target,
+    candidates_of,
+)
 from pearl.core.paper_model import PaperPredictor
 from pearl.core.progress import Progress
 from pearl.core.shape import Shape
@@ -68,6 +77,10 @@ class Policy:
     realisable: bool = True
     """False: knows what nobody can know."""
 
+    def __post_init__(self) -> None:
+        if self.shape is not None:
+            candidates_of([Target(shape=self.shape)])  # raises ShapeError where no predictor could be asked about it
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOptions:
@@ -86,7 +99,7 @@ class PolicyOptions:
     """Of `static`."""
     seeding_s: float = 60.0
     truth: Mapping[str, float] = field(default_factory=dict)
-    """Of `oracle`: target as text -> seconds until the batch closes."""
+    """Of `oracle`: target as text -> seconds until the batch closes; what is no finite number >= 0 counts as not told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +115,10 @@ class GivenTimes:
 
         def predict(candidates: Candidates) -> Predictions:
             targets = [str(candidates.target(index)) for index in range(len(candidates))]
-            close = np.array([self.truth.get(target, np.inf) for target in targets])
-            known = np.isfinite(close)
+            told = np.array([self.truth.get(target, np.inf) for target in targets])
+            known = np.isfinite(told) & (told >= 0)
             return Predictions(
-                close_s=close,
+                close_s=np.where(known, told, np.inf),
                 error_s=np.where(known, 0.0, np.inf),
                 infeasible=np.where(known, int(Infeasible.NO), int(Infeasible.UNSUPPORTED)),
             )
@@ -133,6 +146,7 @@ def policy_named(name: str, options: PolicyOptions) -> Policy:
 
     Raises:
         ConfigError: no such policy, or what it needs is missing.
+        ShapeError: `shape` has more tensor parallelisms in a role than a predictor can be asked about.
     """
     full = _pearl(options)
     colocated = Policy(

@@ -133,24 +133,21 @@ def _moves(state: FleetState, changes: Changes) -> tuple[list[_Move], tuple[Work
     for worker in changes.removed:
         for gpu in worker.gpus:
             holders.setdefault(gpu, []).append(worker)
-    together: dict[WorkerId, tuple[set[WorkerId], list[Arrival]]] = {}
+    part_of: dict[WorkerId, int] = {}
     parts: dict[int, tuple[set[WorkerId], list[Arrival]]] = {}
-    for arrival in changes.arrivals:
-        part: tuple[set[WorkerId], list[Arrival]] = (set(), [arrival])
-        for worker in (worker for gpu in arrival.gpus for worker in holders.get(gpu, ())):
-            known = together.get(worker.id, part)
-            if known is not part:
-                parts.pop(id(known))
-                part[0].update(known[0])
-                part[1].extend(known[1])
-            part[0].add(worker.id)
-            together.update(dict.fromkeys(part[0], part))
-        parts[id(part)] = part
+    for number, arrival in enumerate(changes.arrivals):
+        gone, arrivals = {worker.id for gpu in arrival.gpus for worker in holders.get(gpu, ())}, [arrival]
+        for joined in sorted({part_of[slot] for slot in gone if slot in part_of}):
+            others, before = parts.pop(joined)
+            gone |= others
+            arrivals += before
+        parts[number] = (gone, arrivals)
+        part_of.update(dict.fromkeys(gone, number))
     moves = [_Move(turning=((state.workers[slot], role),)) for slot, role in changes.reassigned.items()]
     for gone, arrivals in parts.values():
         leaving = tuple(state.workers[slot] for slot in sorted(gone))
         moves.append(_Move(leaving=leaving, arrivals=tuple(sorted(arrivals, key=lambda arrival: arrival.worker))))
-    return moves, tuple(worker for worker in changes.removed if worker.id not in together)
+    return moves, tuple(worker for worker in changes.removed if worker.id not in part_of)
 
 
 # -- writing steps down ----------------------------------------------------------------------------------------------

@@ -309,7 +309,8 @@ def _misplaced(state: FleetState, worker: Worker) -> StateRefusal | None:
         if len(worker.gpus) > most:
             return StateRefusal(
                 reason=RefusalReason.TP_TOO_LARGE,
-                detail=f"worker {worker.id}: got tp {len(worker.gpus)}, want <= {most}, the GPUs of its largest node",
+                detail=f"worker {worker.id}: its GPUs sit on several nodes; got tp {len(worker.gpus)}, "
+                f"want <= {most}, the GPUs of the largest of them",
             )
         return StateRefusal(
             reason=RefusalReason.SPLIT_NODE, detail=f"worker {worker.id}: its GPUs sit on several nodes"

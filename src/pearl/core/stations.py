@@ -5,6 +5,7 @@ Shapes: T tensor parallelisms, K slices of the drain, G points of sequences per 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,13 @@ from pearl.core.makespan import Ints
 from pearl.core.platform import Platform
 from pearl.core.workload import WorkloadProfile
 
+SPARSE = (0.0, 1 / 64, 1 / 16, 1 / 4, 1 / 2)
+"""Sequences per worker, mean, where there are fewer trajectories than workers."""
 POINTS = 20
-"""G. Numbers of sequences per worker on the grid: 0, then from 1 to the most, each larger than the last by the same factor."""
+"""G. Numbers of sequences per worker on the grid: the sparse ones, then from 1 to the most, each larger than the last by the same
+factor."""
+INSTANT_S = 1e-9
+"""An iteration takes no less, even where a table says 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +35,8 @@ class Stations:
     """Sequences per worker, shape `[G]`."""
     running: Floats
     """Of them those whose KV fits, shape `[T, K, G]`."""
+    others: Floats
+    """Sequences whose prefill a running one has to wait for: all that run but for itself, shape `[T, K, G]`."""
     decode_s: Floats
     """Decode of a turn's tokens, shape `[T, K, G]`."""
     beside_s: Floats
@@ -67,8 +75,8 @@ def stations_of(workload: WorkloadProfile, platform: Platform, drain: Drain, bou
     """The stations along a drain, for each bound of append-prefill in tokens, 0 for none."""
     prompt, new, generated = workload.prompt_tokens.mean, workload.new_tokens.mean, workload.generated_tokens.mean
     first = drain.first_share
-    # Before the first turn there is none; from the second on, all but what is new.
-    prefix = np.where(drain.turns_done > 0, workload.context_tokens(drain.turns_done) - new, 0.0)
+    # Nothing before the first turn; from the second on, all but what is new.
+    prefix = (1 - first) * (prompt - new) + drain.turns_done * workload.growth_tokens
     context = prefix + first * prompt + (1 - first) * new
     parts = [_parted(workload.new_tokens, float(bound)) for bound in bounds]
     appended, short, long = (np.array(side) for side in zip(*parts, strict=True))
@@ -80,6 +88,7 @@ def stations_of(workload: WorkloadProfile, platform: Platform, drain: Drain, bou
     return Stations(
         n=times.n,
         running=times.running,
+        others=np.minimum(times.running, np.maximum(times.n - 1, 0.0)),
         decode_s=generated * times.bare,
         beside_s=first[:, None] * times.beside(prompt) + (1 - first)[:, None] * times.beside(new),
         beside_token_s=times.beside(chunk) / chunk,
@@ -111,16 +120,16 @@ class _Times:
         decoding = context + generated / 2
         self.capacity = np.array([float(platform.by_tp[tp].kv_capacity_tokens) for tp in platform.tps])
         most = max(2.0, min(float(platform.max_sequences), float(drain.population.max())))
-        self.n = np.concatenate(([0.0], np.geomspace(1.0, most, POINTS - 1)))
+        self.n = np.concatenate((SPARSE, np.geomspace(1.0, most, POINTS - len(SPARSE))))
         fits = np.maximum(self.capacity[:, None] / decoding, 1.0)
         self.running = np.minimum(self.n, fits[..., None])
-        busy = np.maximum(self.running, 1.0)  # a worker with half a sequence has one half of the time
+        busy = np.maximum(self.running, 1.0)  # a worker with half a sequence has one for half of the time
         nobody = np.zeros((SLICES, 1))
         tables = [table_of(platform.by_tp[tp].iterations) for tp in platform.tps]
         self._scales = [platform.scale(tp) for tp in platform.tps]
         self._busy = [table.at(busy[place], decoding) for place, table in enumerate(tables)]
         self._idle = [table.at(nobody, context) for table in tables]
-        self.bare = self._seconds(self._busy, 0.0)
+        self.bare = np.maximum(self._seconds(self._busy, 0.0), INSTANT_S)
         """Iterations that only decode, shape `[T, K, G]`."""
 
     def beside(self, tokens: float) -> Floats:
@@ -138,8 +147,13 @@ class _Times:
 
 def _parted(new_tokens: Distribution, bound: float) -> tuple[float, float, float]:
     """Share of turns with at most `bound` new tokens (none for a bound of 0), their mean, and the mean of the others."""
-    pairs = [pair for pair in zip(new_tokens.values, new_tokens.weights, strict=True) if 0 < pair[0] <= bound]
-    share = sum(weight for _, weight in pairs)
-    short = sum(value * weight for value, weight in pairs)
-    rest = 1 - share
-    return share, short / share if share > 0 else 0.0, (new_tokens.mean - short) / rest if rest > 1e-9 else 0.0
+    pairs = list(zip(new_tokens.values, new_tokens.weights, strict=True))
+    short = [pair for pair in pairs if pair[0] <= bound] if bound > 0 else []
+    long = pairs[len(short) :]
+    share = math.fsum(weight for _, weight in short)
+    return share, _mean(short), _mean(long)
+
+
+def _mean(pairs: Sequence[tuple[float, float]]) -> float:
+    mass = math.fsum(weight for _, weight in pairs)
+    return math.fsum(value * weight for value, weight in pairs) / mass if mass > 0 else 0.0

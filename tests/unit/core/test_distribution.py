@@ -97,8 +97,9 @@ class TestOfASample:
         assert distribution_of([1, 2], [1, 0]) == constant(1)
 
     @pytest.mark.parametrize(("weight", "points"), [(1.1 * FORGOTTEN, 2), (0.9 * FORGOTTEN, 1)])
-    def test_what_hardly_weighs_is_forgotten(self, weight: float, points: int) -> None:
-        assert len(distribution_of([1, 9], [1, weight]).values) == points
+    @pytest.mark.parametrize("scale", [1.0, 1000.0])
+    def test_what_hardly_weighs_is_forgotten(self, weight: float, points: int, scale: float) -> None:
+        assert len(distribution_of([1, 9], [scale, scale * weight]).values) == points
 
     @pytest.mark.parametrize(
         ("values", "weights", "message"),
@@ -120,7 +121,7 @@ class TestOfASample:
 
     def test_a_large_sample_keeps_its_ends_and_its_mean(self) -> None:
         found = distribution_of(range(1000))
-        assert len(found.values) == MAX_POINTS
+        assert len(found.values) == MAX_POINTS == 48
         assert (found.values[0], found.weights[0]) == (0.0, pytest.approx(0.001))
         assert (found.values[-1], found.weights[-1]) == (999.0, pytest.approx(0.001))
         assert found.mean == pytest.approx(499.5)
@@ -128,7 +129,10 @@ class TestOfASample:
         assert {round(weight * 1000) for weight in found.weights[1:-1]} == {21, 22}
 
     def test_as_many_values_as_points_stay_themselves(self) -> None:
-        assert distribution_of(range(MAX_POINTS)).values == tuple(map(float, range(MAX_POINTS)))
+        """Whatever they weigh."""
+        values = tuple(map(float, range(MAX_POINTS)))
+        assert distribution_of(values).values == values
+        assert distribution_of(values, [1.0, 1.0, *[0.01] * (MAX_POINTS - 2)]).values == values
 
 
 class TestSqueezed:
@@ -137,6 +141,12 @@ class TestSqueezed:
         values, weights = squeezed(np.array([1.0, 2, 3, 5, 8, 100]), np.array([1.0, 1, 3, 2, 2, 1]) / 10, 4)
         assert values.tolist() == pytest.approx([1, 11 / 4, 26 / 4, 100])
         assert weights.tolist() == pytest.approx([0.1, 0.4, 0.4, 0.1])
+
+    def test_a_value_belongs_where_its_middle_lies(self) -> None:
+        """Of the 1.0 within, 2 holds 0 to 0.2, 3 holds 0.2 to 0.7, whose middle is in the first half, and 4 the rest."""
+        values, weights = squeezed(np.array([1.0, 2, 3, 4, 9]), np.array([0.5, 0.2, 0.5, 0.3, 0.5]), 4)
+        assert values.tolist() == pytest.approx([1, (0.4 + 1.5) / 0.7, 4, 9])
+        assert weights.tolist() == pytest.approx([0.5, 0.7, 0.3, 0.5])
 
     def test_three_points_are_the_ends_and_what_is_between(self) -> None:
         values, weights = squeezed(np.array([1.0, 2, 4, 9]), np.full(4, 0.25), 3)

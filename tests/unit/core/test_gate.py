@@ -502,3 +502,8 @@ def test_return_takes_no_nonsense(bad: float) -> None:
         assert (verdict.passed, verdict.reason) == (False, GateReason.BAD_NUMBER)
     for name in ("now_s", "error_s", "return_s", "z"):
         assert math.isnan(return_by_s(**{**sound, name: INF}))
+
+
+def test_reasons_and_kinds_are_names_in_journals() -> None:
+    for kind in (GateReason, ChangeKind):
+        assert {one.name.lower() for one in kind} == {one.value for one in kind}

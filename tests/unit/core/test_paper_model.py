@@ -6,7 +6,7 @@ turn; theta = 0.25. Workers: A = 10 ms, b = 2 ms, t_prefill = 1 ms.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, astuple, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from pearl.core.paper_model import (
     ERROR,
     Batch,
     PaperPredictor,
+    WorkerCosts,
     batch_of,
     coloc_s,
     costs_along,
@@ -144,6 +145,18 @@ def test_equations_take_arrays() -> None:
     assert prefilling == pytest.approx([14.4, 22.4])
 
 
+def test_records_are_fixed_and_named() -> None:
+    costs = WorkerCosts(fixed_s=1.0, per_sequence_s=1.0, token_s=1.0, transfer_s=1.0, capacity_tokens=1.0)
+    for record, name in ((BATCH, "turns"), (costs, "fixed_s")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(record, name, 0.0)
+        assert not hasattr(record, "__dict__")
+    with pytest.raises(TypeError):
+        WorkerCosts(1.0, 1.0, 1.0, 1.0, 1.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        Batch(1, 1, 1, 1, 1, 1, 1, 1, 1)  # type: ignore[call-arg]
+
+
 # -- their terms ----------------------------------------------------------------------------------------------------
 
 
@@ -166,17 +179,18 @@ def test_a_batch_is_read_off_the_workload() -> None:
         env_s=Distribution((0.0, 6.0), (0.5, 0.5)),
         retained=0.5,
     )
-    assert batch_of(seen, 64) == Batch(
+    want = Batch(
         trajectories=64,
         turns=28,
-        new_tokens=pytest.approx(190),  # (1,000 + 9 x 100) / 10
+        new_tokens=190,  # (1,000 + 9 x 100) / 10
         generated_tokens=50,
         overhead_s=0.5,
         env_s=84,  # 28 x 3
         theta=0.25,
-        context_tokens=pytest.approx(1587.5),  # growth 100 + 25; 1,000 + 4.5 x 125 and half of 50
-        final_tokens=pytest.approx(2175),  # 1,000 + 9 x 125 + 50
+        context_tokens=1587.5,  # growth 100 + 25; 1,000 + 4.5 x 125 and half of 50
+        final_tokens=2175,  # 1,000 + 9 x 125 + 50
     )
+    assert astuple(batch_of(seen, 64)) == pytest.approx(astuple(want))
 
 
 def decoding(axis: tuple[int, ...], seconds: list[float]) -> IterationTimes:
@@ -273,10 +287,11 @@ def test_it_is_a_predictor_that_knows_no_append_prefill() -> None:
 
 
 def test_colocated_is_equation_1() -> None:
-    got = predict("8C", "4C")
-    assert got.close_s == pytest.approx([56, 72])
-    assert got.error_s == pytest.approx([0.16 * 56, 0.16 * 72])
-    assert got.infeasible.tolist() == [Infeasible.NO, Infeasible.NO]
+    # One worker: 64 sequences; 6.4 + 50 x 138 ms + 0.5 = 13.8 s a turn.
+    got = predict("8C", "4C", "1C")
+    assert got.close_s == pytest.approx([56, 72, 168])
+    assert got.error_s == pytest.approx([0.16 * 56, 0.16 * 72, 0.16 * 168])
+    assert got.infeasible.tolist() == [Infeasible.NO, Infeasible.NO, Infeasible.NO]
 
 
 def test_apart_is_the_slower_side_and_the_environment() -> None:
@@ -381,9 +396,10 @@ def test_a_tensor_parallelism_must_be_the_platforms() -> None:
 
 def test_a_pair_of_tensor_parallelisms_must_be_allowed() -> None:
     platform = Platform(by_tp={1: worker(1), 2: worker(2)}, tp_pairs=frozenset({(1, 2)}))
-    got = predict("4P@tp1+4D@tp2", "4P@tp2+4D@tp1", "4P4D@tp1", "8C@tp1", "8C@tp2", platform=platform)
+    shapes = ["4P@tp1+4D@tp2", "4P@tp2+4D@tp1", "4P4D@tp1", "4P4D@tp2", "8C@tp1", "8C@tp2"]
+    got = predict(*shapes, platform=platform)
     unknown = Infeasible.UNKNOWN_TP
-    assert got.infeasible.tolist() == [Infeasible.NO, unknown, unknown, Infeasible.NO, Infeasible.NO]
+    assert got.infeasible.tolist() == [Infeasible.NO, unknown, unknown, unknown, Infeasible.NO, Infeasible.NO]
 
 
 def test_the_first_reason_counts() -> None:
@@ -404,7 +420,7 @@ def test_append_prefill_changes_nothing() -> None:
 
 def test_turns_without_new_tokens_or_environment_only_decode() -> None:
     # Colocated 10 x (50 x 26 ms + 0.5 s); apart nothing to prefill.
-    nothing = {name: constant(0) for name in ("prompt_tokens", "new_tokens", "env_s")}
+    nothing: dict[str, Any] = {name: constant(0) for name in ("prompt_tokens", "new_tokens", "env_s")}
     got = predict("8C", "4P4D", **nothing)
     assert got.close_s == pytest.approx([18, 22.25])
     assert got.infeasible.tolist() == [0, 0]

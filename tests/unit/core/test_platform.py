@@ -158,6 +158,10 @@ class TestCostsFollow:
         found = refit_costs(TransitionCosts(role_change_s=10.0), {"role_change_s": seconds}, 0.5)
         assert found.role_change_s == pytest.approx(want)
 
+    def test_a_cheap_change_is_surprised_within_bounds_too(self) -> None:
+        """Half of the way from 0.5 to 4 * 0.5."""
+        assert refit_costs(TransitionCosts(stop_s=0.5), {"stop_s": 100.0}, 0.5).stop_s == 1.25
+
     def test_what_was_free_follows_what_it_took(self) -> None:
         free = TransitionCosts(stop_s=0.0)
         assert refit_costs(free, {"stop_s": 100.0}, 0.5).stop_s == 50.0

@@ -257,3 +257,34 @@ def test_the_hash_is_pinned(three: FleetState) -> None:
 
     state = folded(three, added(W0, A, B, role=Role.DECODE))
     assert state.hash == blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def test_reasons_are_names_in_journals() -> None:
+    assert {reason.name.lower() for reason in RefusalReason} == {reason.value for reason in RefusalReason}
+
+
+def test_refusals_say_what_where_and_what_was_got(three: FleetState) -> None:
+    state = folded(three, GpusJoined(gpus=(gpu("d", "n1", GpuOwner.TRAINING),)), added(W0, A), added(W1, A))
+    state = folded(state, turned(W0, Activity.ACTIVE))
+    gone = folded(state, WorkerRemoved(worker=W1))
+    cases = [
+        (state, GpusJoined(gpus=()), "got no GPUs that join, want at least 1"),
+        (state, GpusLeft(gpus=()), "got no GPUs that leave, want at least 1"),
+        (state, GpusJoined(gpus=(gpu("a"),)), "GPU a is already here"),
+        (state, GpusLeft(gpus=(X,)), "GPU x is not part of the job"),
+        (state, added(W0, A), "slot 0 already has a worker"),
+        (gone, added(W1, B), "slot 1: got GPUs ['b'], want ['a'] for life"),
+        (state, added(W2, A, A), "slot 2: got GPUs ['a', 'a'], want each of them once"),
+        (state, WorkerRemoved(worker=W2), "slot 2 has no worker"),
+        (state, turned(W0, Activity.INACTIVE), "worker 0: active -> inactive is not a transition"),
+        (state, RoleChanged(worker=W0, role=Role.DECODE), "worker 0 serves; drain it before its role changes"),
+        (state, added(W2), "worker 2 has no GPU"),
+        (state, turned(W1, Activity.ACTIVE), "GPU a would serve workers 0 and 1"),
+        (state, added(W2, A, C), "worker 2: its GPUs sit on several nodes"),
+        (state, added(W2, A, role=Role.TRAINING), "worker 2 would train on GPUs that are not the trainer's"),
+        (state, added(W2, A, D), "worker 2: some of its GPUs are the trainer's, want all or none"),
+    ]
+    for before, event, detail in cases:
+        result = fold(before, event)
+        assert isinstance(result, StateRefusal)
+        assert result.detail == detail

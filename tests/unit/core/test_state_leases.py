@@ -140,6 +140,8 @@ def test_refusals_say_what_was_got(fleet: FleetState) -> None:
     assert refusal(fleet, notice(-1.0, A)).detail == "notice: got time -1.0 s, want a finite one >= 0"
     assert refusal(fleet, began(TWO, X, at_s=-1.0)).detail == "lease two: got time -1.0 s, want a finite one >= 0"
     assert refusal(fleet, LeaseEnded(lease=TWO)).detail == "lease two is not held"
+    assert refusal(fleet, began(ONE, X)).detail == "lease one is already held"
+    assert refusal(fleet, notice(50.0)).detail == "got a notice for no GPUs, want at least 1"
 
 
 def test_notices_are_by_gpu_and_a_lease_shows_the_earliest(fleet: FleetState) -> None:

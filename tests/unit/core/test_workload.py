@@ -34,6 +34,8 @@ class TestProfile:
         ("changes", "message"),
         [
             ({"turns": Distribution((0.99, 2.0), (0.5, 0.5))}, "turns: got 0.99, want >= 1"),
+            ({"generated_tokens": constant(0)}, "generated_tokens: got a mean of 0, want > 0"),
+            ({"generated_tokens": Distribution((0.0, 9.0), (1.0, 0.0))}, "generated_tokens: got a mean of 0, want > 0"),
             ({"retained": -0.01}, r"retained: got -0.01, want 0\.\.1"),
             ({"retained": 1.01}, r"retained: got 1.01, want 0\.\.1"),
             ({"retained": math.nan}, r"retained: got nan, want 0\.\.1"),
@@ -49,7 +51,14 @@ class TestProfile:
 
     @pytest.mark.parametrize(
         "changes",
-        [{"turns": constant(1)}, {"retained": 0.0}, {"retained": 1.0}, {"turn_overhead_s": 0.0}, {"theta": 0.0}],
+        [
+            {"turns": constant(1)},
+            {"generated_tokens": Distribution((0.0, 9.0), (0.5, 0.5))},
+            {"retained": 0.0},
+            {"retained": 1.0},
+            {"turn_overhead_s": 0.0},
+            {"theta": 0.0},
+        ],
     )
     def test_the_edges_are_allowed(self, changes: dict[str, object]) -> None:
         found = replace(PROFILE, **changes)  # type: ignore[arg-type]
@@ -156,7 +165,14 @@ class TestRefit:
         assert beside.profile == refit_workload(PROFILE, WorkloadSample(**{name: [2.0]}), 0.3).profile
         assert beside.ignored == 6
 
-    def test_zero_is_sound_except_for_turns(self) -> None:
+    def test_a_turn_generates_at_least_one_token(self) -> None:
+        """0.99 and 0 are left out; 1 takes half of the weight."""
+        found = refit_workload(PROFILE, WorkloadSample(generated_tokens=[0.99, 0.0, 1.0]), 0.5)
+        assert found.ignored == 2
+        assert found.profile.generated_tokens.values == (1.0, 10.0, 30.0)
+        assert found.profile.generated_tokens.weights == pytest.approx((0.5, 0.25, 0.25))
+
+    def test_zero_is_sound_except_for_turns_and_generated_tokens(self) -> None:
         found = refit_workload(PROFILE, WorkloadSample(turns=[0.99, 0.0, 1.0], env_s=[0.0], new_tokens=[0.0]), 0.5)
         assert found.ignored == 2
         assert found.profile.turns.weights == pytest.approx((0.75, 0.25))

@@ -1,0 +1,290 @@
+"""What deciding takes, and what the search and the plans give away.
+
+    python -m benchmarks.decide [--quick]
+
+- *decide*: whole decisions of `pearl` (budget, choice among tensor parallelisms 1, 2, 4, modes, ratios and append-prefill, gates,
+  plan) for fleets of 32, 512 and 10,000 GPUs, half of them the trainer's. Four moments: nothing serves yet; a shape serves and
+  training has finished; external GPUs have joined; some are under notice. Every decision sees another progress of the batch, so
+  nothing is warm but code. The figure is the slowest moment's median. Absolute times: run it on an idle core.
+- *predict*: 1,000 distinct shapes, nothing known before.
+- *search*: predicted time of the found shape over that of the best of all, for seeded random workloads and platforms, 32 to 128
+  GPUs; as the search is used, and where it may never look at everything (`coarse`).
+- *plans*: share of random small fleets for which no cheaper plan exists (everything is tried).
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+
+from benchmarks._plans import optimal_fraction
+from benchmarks._report import Check, report
+from pearl.core import choose as choosing
+from pearl.core.budget import Budget
+from pearl.core.choose import Space, choose
+from pearl.core.decide import decide
+from pearl.core.decision import Moment, Situation
+from pearl.core.distribution import Distribution, distribution_of
+from pearl.core.fluid import APPEND_TOKENS, FluidPredictor
+from pearl.core.makespan import Profile, Target, candidates_of
+from pearl.core.plan import apply
+from pearl.core.platform import Platform
+from pearl.core.policy import PolicyOptions, policy_named
+from pearl.core.priors import platform_prior, workload_prior
+from pearl.core.progress import Progress, fresh_batch
+from pearl.core.shape import Pool, Shape
+from pearl.core.state import (
+    Activity,
+    ActivityChanged,
+    FleetState,
+    Gpu,
+    GpuOwner,
+    GpusJoined,
+    LeaseBegan,
+    NoticeGiven,
+    Role,
+    StateEvent,
+    WorkerAdded,
+    fold,
+)
+from pearl.core.toggle import toggle_prior
+from pearl.core.workload import WorkloadProfile
+from pearl.records.ids import GpuId, LeaseId, NodeId, WorkerId
+
+FLEETS = {32: 10.0, 512: 50.0, 10_000: 1000.0}
+"""GPUs -> milliseconds that a decision may take."""
+PER_NODE = 8
+OVERLAP_TP = 2
+TRAJECTORIES_PER_GPU = 8
+SEARCH_GPUS = (32, 64, 96, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A decision to take."""
+
+    name: str
+    state: FleetState
+    moment: Moment
+    now_s: float
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.decide", description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    quick = parser.parse_args(arguments).quick
+    repeats, instances = (5, 300) if quick else (15, 3000)
+    checks: list[Check] = []
+    for gpus, most_ms in FLEETS.items():
+        taken_ms = {case.name: _decide_ms(case, gpus, repeats) for case in _cases(gpus)}
+        checks.append(Check(name=f"decide_ms_{gpus}", value=max(taken_ms.values()), target=f"<= {most_ms:g}"))
+        checks += [Check(name=f"decide_ms_{gpus}_{name}", value=value) for name, value in taken_ms.items()]
+    checks.append(Check(name="predict_ms_1000", value=_predict_ms(repeats), target="<= 50"))
+    used, coarse, saved = _search_gaps(5 if quick else 25)
+    checks += [
+        Check(name="search_gap_max", value=used, target="<= 0.01"),
+        Check(name="search_gap_max_coarse", value=coarse, target="<= 0.01"),
+        Check(name="search_looked_at_frac", value=saved),
+        Check(name="plan_optimal_frac", value=optimal_fraction(instances), target="== 1"),
+    ]
+    return report("decide", checks, {"quick": quick, "repeats": repeats, "plans": instances})
+
+
+# -- decisions ------------------------------------------------------------------------------------------------------
+
+
+def _cases(gpus: int) -> Iterator[Case]:
+    policy = policy_named("pearl", PolicyOptions())
+    bare = _fleet(gpus)
+    yield Case(name="start", state=bare, moment=Moment.TRAINING_BEGAN, now_s=0.0)
+    begun = decide(policy, bare, _situation(gpus, 0), Moment.TRAINING_BEGAN, 0.0)
+    assert begun.plan is not None
+    served = apply(bare, begun.plan)
+    assert isinstance(served, FleetState)
+    yield Case(name="training_finished", state=served, moment=Moment.TRAINING_FINISHED, now_s=60.0)
+    count = max(2, gpus // 16)
+    joined = _gpus(count, GpuOwner.EXTERNAL, "x")
+    more = _folded(served, LeaseBegan(lease=LeaseId("more"), gpus=joined, at_s=60.0))
+    yield Case(name="gpus_joined", state=more, moment=Moment.GPUS_CHANGED, now_s=60.0)
+    external = tuple(sorted(gpu.id for gpu in served.gpus.values() if gpu.owner is GpuOwner.EXTERNAL))
+    noticed = _folded(served, NoticeGiven(gpus=external[:count], deadline_s=61.0, at_s=60.0))
+    yield Case(name="notice", state=noticed, moment=Moment.GPUS_CHANGED, now_s=60.0)
+
+
+def _decide_ms(case: Case, gpus: int, repeats: int) -> float:
+    """Median, every time with another progress."""
+    policy = policy_named("pearl", PolicyOptions())
+    situations = [_situation(gpus, turns) for turns in range(1, repeats + 1)]
+    return _median_ms(partial(decide, policy, case.state, each, case.moment, case.now_s) for each in situations)
+
+
+def _median_ms(works: Iterable[Callable[[], object]]) -> float:
+    taken_s: list[float] = []
+    for work in works:
+        began_s = time.perf_counter()
+        work()
+        taken_s.append(time.perf_counter() - began_s)
+    return 1e3 * statistics.median(taken_s)
+
+
+def _situation(gpus: int, turns: int) -> Situation:
+    groups = gpus * TRAJECTORIES_PER_GPU // 32
+    batch = fresh_batch(groups, 16, batches=2)
+    progress = Progress(
+        batch_trajectories=batch.batch_trajectories,
+        unfinished=batch.unfinished,
+        live_groups=batch.live_groups,
+        needed_groups=batch.needed_groups,
+        running=MappingProxyType({turns: batch.unfinished, 0: batch.unfinished}),
+    )
+    platform = platform_prior("qwen3-8b-h100")
+    return Situation(
+        profile=Profile(workload=workload_prior("swe"), platform=platform),
+        progress=progress,
+        toggle=toggle_prior(platform.costs),
+        since_training_s=0.0,
+    )
+
+
+def _fleet(gpus: int) -> FleetState:
+    """Half the trainer's, an eighth reserved, the rest external; overlap workers asleep, nothing serves."""
+    training, reserved = gpus // 2, gpus // 8
+    lent = _gpus(training, GpuOwner.TRAINING, "t")
+    events: list[StateEvent] = [
+        GpusJoined(gpus=_gpus(reserved, GpuOwner.RESERVED, "r")),
+        GpusJoined(gpus=lent),
+    ]
+    external = _gpus(gpus - training - reserved, GpuOwner.EXTERNAL, "e")
+    events += [
+        LeaseBegan(lease=LeaseId(f"l{first}"), gpus=external[first : first + PER_NODE], at_s=0.0)
+        for first in range(0, len(external), PER_NODE)
+    ]
+    state = _folded(FleetState(), *events)
+    # Folding thousands of workers one by one copies the mapping each time; here they are put in place at once.
+    blocks = [lent[first : first + OVERLAP_TP] for first in range(0, training, OVERLAP_TP)]
+    return _with_sleepers(state, [tuple(gpu.id for gpu in block) for block in blocks])
+
+
+def _with_sleepers(state: FleetState, blocks: Sequence[tuple[GpuId, ...]]) -> FleetState:
+    first = _folded(
+        state,
+        WorkerAdded(worker=WorkerId(0), gpus=blocks[0], role=Role.COLOCATED),
+        ActivityChanged(worker=WorkerId(0), activity=Activity.INACTIVE),
+    )
+    worker = first.workers[WorkerId(0)]
+    slots = {WorkerId(slot): block for slot, block in enumerate(blocks)}
+    workers = {slot: replace(worker, id=slot, gpus=block) for slot, block in slots.items()}
+    return replace(first, workers=MappingProxyType(workers), slots=MappingProxyType(slots))
+
+
+def _gpus(count: int, owner: GpuOwner, letter: str) -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu(id=GpuId(f"{letter}{index:05}"), node=NodeId(f"{letter}-{index // PER_NODE:04}"), owner=owner)
+        for index in range(count)
+    )
+
+
+def _folded(state: FleetState, *events: StateEvent) -> FleetState:
+    for event in events:
+        result = fold(state, event)
+        assert isinstance(result, FleetState), result
+        state = result
+    return state
+
+
+# -- prediction and search ------------------------------------------------------------------------------------------
+
+
+def _predict_ms(repeats: int) -> float:
+    platform = platform_prior("qwen3-8b-h100")
+    profile = Profile(workload=workload_prior("swe"), platform=platform)
+    pairs = [(x, y, append) for x in range(1, 40) for y in range(1, 40) for append in APPEND_TOKENS][:970]
+    shapes = [_paired(x, y, append) for x, y, append in pairs] + [_colocated(n) for n in range(1, 31)]
+    candidates = candidates_of(shapes)
+    assert len({str(shape) for shape in shapes}) == len(candidates) == 1000
+
+    def cold(progress: Progress) -> None:
+        FluidPredictor().forecast(profile, progress)(candidates)
+
+    return _median_ms(partial(cold, fresh_batch(groups, 16)) for groups in range(4, 4 + repeats))
+
+
+def _paired(x: int, y: int, append: int) -> Target:
+    pools = (Pool(role=Role.PREFILL, workers=x, tp=2), Pool(role=Role.DECODE, workers=y, tp=2))
+    return Target(shape=Shape(pools), append_tokens=append)
+
+
+def _colocated(workers: int) -> Target:
+    return Target(shape=Shape((Pool(role=Role.COLOCATED, workers=workers, tp=2),)))
+
+
+def _search_gaps(cases: int) -> tuple[float, float, float]:
+    """Largest gap as used, and coarse; shapes that the coarse search looks at over all there are."""
+    rng = random.Random(0)
+    gaps: list[float] = []
+    coarse: list[float] = []
+    looked, every = 0, 0
+    for gpus in SEARCH_GPUS:
+        for _ in range(cases):
+            profile, progress = _random_case(rng, gpus)
+            forecast = FluidPredictor().forecast(profile, progress)
+            budget = Budget(
+                usable=frozenset(),
+                workers={tp: gpus // tp for tp in profile.platform.tps},
+                lendable=frozenset(),
+                overlap=0,
+                overlap_tp=1,
+            )
+            space = Space(append_tokens=APPEND_TOKENS)
+            best = choose(forecast, profile.platform, budget, replace(space, exhaustive=True))
+            found = choose(forecast, profile.platform, budget, space)
+            with _never_whole():
+                blind = choose(forecast, profile.platform, budget, space)
+            assert best.best is not None
+            assert found.best is not None
+            assert blind.best is not None
+            gaps.append(found.best.close_s / best.best.close_s - 1)
+            coarse.append(blind.best.close_s / best.best.close_s - 1)
+            looked, every = looked + blind.evaluated, every + best.evaluated
+    return max(gaps), max(coarse), looked / every
+
+
+class _never_whole:  # noqa: N801 (a context manager)
+    """The search as it is for fleets too large to look at every shape."""
+
+    def __enter__(self) -> None:
+        self._was = choosing.WHOLE
+        choosing.WHOLE = 0
+
+    def __exit__(self, *_: object) -> None:
+        choosing.WHOLE = self._was
+
+
+def _random_case(rng: random.Random, gpus: int) -> tuple[Profile, Progress]:
+    def long_tailed(mean: float, spread: float, low: float) -> Distribution:
+        return distribution_of(max(low, rng.lognormvariate(0, spread) * mean) for _ in range(300))
+
+    work = WorkloadProfile(
+        turns=distribution_of(max(1.0, round(rng.lognormvariate(0, 0.6) * rng.uniform(3, 40))) for _ in range(300)),
+        prompt_tokens=long_tailed(rng.uniform(200, 6000), 0.5, 1.0),
+        new_tokens=long_tailed(rng.uniform(30, 2500), 1.0, 1.0),
+        generated_tokens=long_tailed(rng.uniform(20, 600), 0.8, 1.0),
+        env_s=long_tailed(rng.uniform(0.05, 8), 1.2, 0.0),
+    )
+    name = rng.choice(("qwen3-8b-h100", "qwen3-30b-a3b-h200"))
+    known = platform_prior(name)
+    platform: Platform = replace(known, time_scale={tp: rng.uniform(0.7, 1.4) for tp in known.tps})
+    groups = max(1, int(gpus * rng.choice((0.5, 2, 8, 24))) // 16)
+    return Profile(workload=work, platform=platform), fresh_batch(groups, 16, batches=rng.choice((1, 2)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
