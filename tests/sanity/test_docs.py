@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from examples.ticket_desk import TicketDesk
 from pearl.cli.main import app
 from pearl.config.engine import EngineConfig
+from pearl.core.policy import POLICIES
 from pearl.core.profile import PlatformProfile, parse_profile
 from pearl.env.base import TextEnvironment
 from pearl.env.validate import check_reply
@@ -139,6 +141,40 @@ def test_code_of_the_environment_page_is_the_examples() -> None:
     for code in quoted:
         assert code in source, f"not in examples/ticket_desk.py:\n{code}"
     exec(compile(trial, "trial", "exec"), {"TicketDesk": TicketDesk})
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_code_of_the_decision_page_runs(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = blocks(ROOT / "docs" / "decision-core.md", "python")
+
+    assert len(found) == 2
+    exec(compile(found[number], "decision-core", "exec"), {})
+
+
+def test_the_decision_page_has_every_policy() -> None:
+    page = text_of(ROOT / "docs" / "decision-core.md")
+    table = page.split("| policy | shapes |")[1].split("\n\n")[0]
+
+    assert tuple(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == POLICIES
+
+
+def labels(text: str) -> list[str]:
+    """First words of titles and of rows of facts and outcome: what does not change with a number."""
+    return [line.split(",")[0].split(":")[0].split("  ")[0] for line in text.splitlines() if line and line[0] != " "]
+
+
+def test_output_of_the_plan_page_is_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for its numbers, which follow the predictor."""
+    monkeypatch.chdir(ROOT)
+    shown = blocks(ROOT / "docs" / "plan-explain.md", "console")
+
+    assert len(shown) == 2
+    for block in shown:
+        command, _, output = block.partition("\n")
+        result = CliRunner().invoke(app, command.removeprefix("$ pearl ").split())
+        found = labels(result.stdout)
+        assert set(labels(output)) - {"plan"} == set(found) - {"plan"}, f"run `{command}` again and paste what it says"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=relative)

@@ -94,7 +94,7 @@ def test_what_is_written_can_be_read(shape: Shape) -> None:
 @pytest.mark.parametrize("text", ["1234567890C", "1C@tp1234567890", "9" * 5000 + "C", "٣C"])
 def test_numbers_of_ten_digits_or_another_script_are_no_shape(text: str) -> None:
     """Python reads no number of more than 4,300 digits."""
-    with pytest.raises(ShapeError, match="want e.g. `2C`"):
+    with pytest.raises(ShapeError, match=r"want e\.g\. `2C`"):
         parse_shape(text)
 
 
