@@ -64,10 +64,11 @@ def settle(policy: Policy, choice: Choice, current: Option | None, costs: Transi
     candidates = [option for option in (choice.best, *choice.considered) if option and math.isfinite(option.close_s)]
     if not candidates:
         return Settled(option=current if current and math.isfinite(current.close_s) else None, gates=())
-    near = [option for option in candidates if current and _kind(current, option) in NEAR]
+    best = _first(candidates)
+    near = None if current is None else _near(current, best, candidates)
     gates: list[Gated] = []
     accepted = current
-    for option in _firsts(near, candidates):
+    for option in (best,) if near in (None, best) else (near, best):
         if accepted is not None and option.target == accepted.target:
             continue
         verdict = hysteresis(
@@ -84,14 +85,16 @@ def settle(policy: Policy, choice: Choice, current: Option | None, costs: Transi
     return Settled(option=accepted, gates=tuple(gates))
 
 
-def _firsts(near: Sequence[Option], every: Sequence[Option]) -> list[Option]:
-    """The best near one and the best one; equal times count as the one that changes least, which comes first."""
-    firsts = [_first(near)] if near else []
-    best = _first(every)
-    return firsts if best in firsts else [*firsts, best]
+def _near(current: Option, best: Option, candidates: Sequence[Option]) -> Option | None:
+    """The best one near the current shape; the best of all where that is near."""
+    if _kind(current, best) in NEAR:
+        return best
+    ranked = sorted(candidates, key=lambda option: option.close_s)
+    return next((option for option in ranked if _kind(current, option) in NEAR), None)
 
 
 def _first(options: Sequence[Option]) -> Option:
+    """The best one; equal times count as the one that changes least, which comes first."""
     least = min(option.close_s for option in options)
     return next(option for option in options if option.close_s <= least * (1 + TIE))
 

@@ -68,10 +68,11 @@ class FluidPredictor:
     def forecast(self, profile: Profile, progress: Progress) -> Forecast:
         """Of one profile and progress."""
         drain = drain_of(profile.workload, progress, _turn_cv(profile))
+        limits = _Limits(profile)
         network: _Network | None = None
 
         def predict(candidates: Candidates) -> Predictions:
-            infeasible = _infeasible(candidates, profile)
+            infeasible = limits.broken(candidates)
             if drain is None:
                 nothing = np.zeros(len(candidates))
                 return Predictions(close_s=nothing, error_s=nothing, infeasible=infeasible)
@@ -170,13 +171,13 @@ class _Network:
     """Rates of fleets along one drain."""
 
     def __init__(self, profile: Profile, drain: Drain, bounds: Ints) -> None:
-        self._drain, self._bounds = drain, bounds
+        self._drain, self._bounds, self._known = drain, bounds, set(bounds.tolist())
         self._stations = stations_of(profile.workload, profile.platform, drain, bounds)
         self._tps = np.array(profile.platform.tps)
 
     def knows(self, append_tokens: Ints) -> bool:
         """Whether there are stations for all of these bounds."""
-        return bool(np.isin(append_tokens, self._bounds).all())
+        return set(append_tokens.tolist()) <= self._known
 
     def fleets(self, candidates: Candidates, chosen: Ints) -> _Fleets:
         """The chosen candidates as columns."""
@@ -292,32 +293,44 @@ def _reuse(capacity_tokens: Floats, needed_tokens: Floats) -> Floats:
     return np.asarray(np.clip(3 * held - 2, 0.0, 1.0), dtype=np.float64)
 
 
-def _infeasible(candidates: Candidates, profile: Profile) -> Ints:
-    """Why candidates cannot serve, `Infeasible.NO` where they can."""
-    platform, workers = profile.platform, candidates.workers
-    pools = [(workers[role] > 0, candidates.tp[role]) for role in SERVING_ROLES]
-    pools.append((candidates.second > 0, candidates.second_tp))
-    (prefill, _), (decode, _), (colocated, _), (second, _) = pools
-    nobody = ~(colocated | decode) | (prefill != decode)
-    unsupported = second & (~colocated | decode)
-    unknown = np.zeros(len(candidates), dtype=bool)
-    small = np.zeros(len(candidates), dtype=bool)
-    work = profile.workload
-    longest = work.context_tokens(work.turns.quantile(LONGEST) - 1) + work.generated_tokens.mean
-    tight = [tp for tp in platform.tps if platform.by_tp[tp].kv_capacity_tokens < longest]
-    for some, tp in pools:
-        unknown |= some & ~np.isin(tp, platform.tps)
-        small |= some & np.isin(tp, tight)
-    if platform.tp_pairs is not None:
-        pairs = zip(candidates.tp[Role.PREFILL].tolist(), candidates.tp[Role.DECODE].tolist(), strict=True)
-        unknown |= prefill & np.array([pair not in platform.tp_pairs for pair in pairs], dtype=bool)
-    found = {
-        Infeasible.UNSUPPORTED: unsupported,
-        Infeasible.NO_WORKERS: nobody,
-        Infeasible.UNKNOWN_TP: unknown,
-        Infeasible.KV_CAPACITY: small,
-    }
-    return np.select(list(found.values()), list(found), Infeasible.NO)
+class _Limits:
+    """What candidates of a profile must keep."""
+
+    def __init__(self, profile: Profile) -> None:
+        work, platform = profile.workload, profile.platform
+        longest = work.context_tokens(work.turns.quantile(LONGEST) - 1) + work.generated_tokens.mean
+        tps = platform.tps
+        # Looked up by tensor parallelism; beyond the largest one nothing is known.
+        self._unknown = np.array([tp not in tps for tp in range(tps[-1] + 2)])
+        self._small = np.array(
+            [tp in tps and platform.by_tp[tp].kv_capacity_tokens < longest for tp in range(tps[-1] + 2)]
+        )
+        self._pairs = platform.tp_pairs
+
+    def broken(self, candidates: Candidates) -> Ints:
+        """Why candidates cannot serve, `Infeasible.NO` where they can."""
+        prefill, decode, colocated = (candidates.workers[role] > 0 for role in SERVING_ROLES)
+        second = candidates.second > 0
+        pools = [(candidates.workers[role] > 0, candidates.tp[role]) for role in SERVING_ROLES]
+        unknown = np.zeros(len(candidates), dtype=bool)
+        small = np.zeros(len(candidates), dtype=bool)
+        for some, tp in (*pools, (second, candidates.second_tp)):
+            place = np.minimum(tp, len(self._unknown) - 1)
+            unknown |= some & self._unknown[place]
+            small |= some & self._small[place]
+        if self._pairs is not None:
+            pairs = zip(candidates.tp[Role.PREFILL].tolist(), candidates.tp[Role.DECODE].tolist(), strict=True)
+            unknown |= prefill & np.array([pair not in self._pairs for pair in pairs], dtype=bool)
+        found = {
+            Infeasible.KV_CAPACITY: small,
+            Infeasible.UNKNOWN_TP: unknown,
+            Infeasible.NO_WORKERS: ~(colocated | decode) | (prefill != decode),
+            Infeasible.UNSUPPORTED: second & (~colocated | decode),
+        }
+        why = np.full(len(candidates), int(Infeasible.NO))
+        for reason, where in found.items():  # the last one that holds is what is said
+            why[where] = reason
+        return why
 
 
 def _turn_cv(profile: Profile) -> float:
