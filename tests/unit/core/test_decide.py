@@ -13,7 +13,7 @@ from pearl.core.policy import POLICIES, Borrow, Policy, PolicyOptions, policy_na
 from pearl.core.progress import Progress, fresh_batch
 from pearl.core.shape import parse_shape
 from pearl.core.state import FleetState
-from pearl.core.survival import LeaseHistory
+from pearl.core.survival import LeaseHistory, LeaseSpan
 from tests.fleets import COSTS, Told, leased, noticed, situation
 from tests.unit.core._fleets import fleet, serving, story
 
@@ -703,9 +703,7 @@ def test_how_long_a_lease_lasts_is_expected_from_its_age_and_from_what_is_known(
         made = decided(wants, held)
         assert numbers(made, "expansion")[0]["useful_s"] == pytest.approx(3600 * (1 - math.exp(-4)) - 50, rel=1e-9)
     # Ten leases that ended after 300 s each: one of 290 s is about to, one that has just begun is not.
-    seen = LeaseHistory()
-    for _ in range(10):
-        seen = LeaseHistory(spans=(*seen.spans, *_span(300.0)))
+    seen = LeaseHistory(spans=(LeaseSpan(duration_s=300.0, ended=True),) * 10)
     about = replace(situation(), leases=seen)
     young = decided(wants, leased(state, "l", "c0", since_s=100.0), about)
     old = decided(wants, leased(state, "l", "c0", since_s=0.0), about, now_s=290.0)
@@ -713,10 +711,14 @@ def test_how_long_a_lease_lasts_is_expected_from_its_age_and_from_what_is_known(
     assert numbers(old, "expansion")[0]["useful_s"] < numbers(young, "expansion")[0]["useful_s"] - 150.0
 
 
-def _span(duration_s: float) -> tuple:  # type: ignore[type-arg]
-    from pearl.core.survival import LeaseSpan
-
-    return (LeaseSpan(duration_s=duration_s, ended=True),)
+def test_a_lease_that_has_just_begun_may_end_as_soon_as_others_did() -> None:
+    # Ten of twelve (two of them the prior's) ended after half a second: a sixth of what the prior says.
+    seen = LeaseHistory(spans=(LeaseSpan(duration_s=0.5, ended=True),) * 10)
+    wants = policy({"1C": 102.0, "2C": 100.0}, lease_aware=True, space=COLOCATED)
+    for since_s in (100.0, 200.0):  # one that begins later than now begins now
+        state = leased(fleet("a1 c1x", "0 C a0"), "l", "c0", since_s=since_s)
+        made = decided(wants, state, replace(situation(), leases=seen))
+        assert numbers(made, "expansion")[0]["useful_s"] == pytest.approx(3534.1 / 6 - 50, rel=0.01)
 
 
 def test_a_prior_that_is_none_lets_no_worker_start_on_a_lease() -> None:
