@@ -120,7 +120,7 @@ class TestText:
 
     def test_nothing_fits(self) -> None:
         """One GPU each on two nodes, and workers want two on one."""
-        text = told("fleet.reserved_gpus=1", "fleet.external_gpus=1")
+        text = told("fleet.reserved_gpus=1", "fleet.external_gpus=1", "--training")
         assert "  none: nothing that the policy may choose fits on the GPUs" in text
         assert "  reason     nothing_fits: no shape on these GPUs can serve" in text
 
