@@ -8,7 +8,7 @@
   nothing is warm but code. The figure is the slowest moment's median. Absolute times: run it on an idle core.
 - *predict*: 1,000 distinct shapes, nothing known before.
 - *search*: predicted time of the found shape over that of the best of all, for seeded random workloads and platforms, 32 to 128
-  GPUs; as the search is used, and where it may never look at everything (`coarse`).
+  GPUs.
 - *plans*: share of random small fleets for which no cheaper plan exists (everything is tried).
 """
 
@@ -26,7 +26,6 @@ from types import MappingProxyType
 
 from benchmarks._plans import optimal_fraction
 from benchmarks._report import Check, report
-from pearl.core import choose as choosing
 from pearl.core.budget import Budget
 from pearl.core.choose import Space, choose
 from pearl.core.decide import decide
@@ -88,11 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         checks.append(Check(name=f"decide_ms_{gpus}", value=max(taken_ms.values()), target=f"<= {most_ms:g}"))
         checks += [Check(name=f"decide_ms_{gpus}_{name}", value=value) for name, value in taken_ms.items()]
     checks.append(Check(name="predict_ms_1000", value=_predict_ms(repeats), target="<= 50"))
-    used, coarse, saved = _search_gaps(5 if quick else 25)
+    gap, looked_at = _search_gaps(5 if quick else 25)
     checks += [
-        Check(name="search_gap_max", value=used, target="<= 0.01"),
-        Check(name="search_gap_max_coarse", value=coarse, target="<= 0.01"),
-        Check(name="search_looked_at_frac", value=saved),
+        Check(name="search_gap_max", value=gap, target="<= 0.01"),
+        Check(name="search_looked_at_frac", value=looked_at),
         Check(name="plan_optimal_frac", value=optimal_fraction(instances), target="== 1"),
     ]
     return report("decide", checks, {"quick": quick, "repeats": repeats, "plans": instances})
@@ -226,11 +224,10 @@ def _colocated(workers: int) -> Target:
     return Target(shape=Shape((Pool(role=Role.COLOCATED, workers=workers, tp=2),)))
 
 
-def _search_gaps(cases: int) -> tuple[float, float, float]:
-    """Largest gap as used, and coarse; shapes that the coarse search looks at over all there are."""
+def _search_gaps(cases: int) -> tuple[float, float]:
+    """Largest gap; shapes that the search looks at over all there are."""
     rng = random.Random(0)
     gaps: list[float] = []
-    coarse: list[float] = []
     looked, every = 0, 0
     for gpus in SEARCH_GPUS:
         for _ in range(cases):
@@ -246,26 +243,11 @@ def _search_gaps(cases: int) -> tuple[float, float, float]:
             space = Space(append_tokens=APPEND_TOKENS)
             best = choose(forecast, profile.platform, budget, replace(space, exhaustive=True))
             found = choose(forecast, profile.platform, budget, space)
-            with _never_whole():
-                blind = choose(forecast, profile.platform, budget, space)
             assert best.best is not None
             assert found.best is not None
-            assert blind.best is not None
             gaps.append(found.best.close_s / best.best.close_s - 1)
-            coarse.append(blind.best.close_s / best.best.close_s - 1)
-            looked, every = looked + blind.evaluated, every + best.evaluated
-    return max(gaps), max(coarse), looked / every
-
-
-class _never_whole:  # noqa: N801 (a context manager)
-    """The search as it is for fleets too large to look at every shape."""
-
-    def __enter__(self) -> None:
-        self._was = choosing.WHOLE
-        choosing.WHOLE = 0
-
-    def __exit__(self, *_: object) -> None:
-        choosing.WHOLE = self._was
+            looked, every = looked + found.evaluated, every + best.evaluated
+    return max(gaps), looked / every
 
 
 def _random_case(rng: random.Random, gpus: int) -> tuple[Profile, Progress]:
