@@ -35,11 +35,12 @@ class Beside:
     def __init__(self, prefill_tokens: Floats, planes: Floats, idle: np.ndarray) -> None:
         self._axis, self._planes, self._idle = prefill_tokens, planes, idle
 
-    def seconds(self, prefill_tokens: float) -> Floats:
-        """Time of the iterations, shape `[K, G]`; those of nothing take none."""
-        low, along = _place(self._axis, np.array(prefill_tokens))
-        taken = _between(self._planes[low], self._planes[_next(self._axis, low)], along)
-        return np.where(self._idle, 0.0, taken) if prefill_tokens == 0 else taken
+    def seconds(self, prefill_tokens: Floats) -> Floats:
+        """Time of the iterations, shape `[U, K, G]` for `[U]` numbers of tokens; those of nothing take none."""
+        low, along = _place(self._axis, prefill_tokens)
+        taken = _between(self._planes[low], self._planes[_next(self._axis, low)], along[:, None, None])
+        taken[prefill_tokens == 0] *= ~self._idle
+        return taken
 
 
 @lru_cache(maxsize=64)

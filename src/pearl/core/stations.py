@@ -83,6 +83,9 @@ def stations_of(workload: WorkloadProfile, platform: Platform, drain: Drain, bou
     shares = appended[:, None] * (1 - first)
     times = _Times(platform, drain, context, generated)
     chunk = float(platform.prefill_chunk_tokens)
+    beside = times.beside(np.array([prompt, new, chunk, *short]))
+    alone = times.alone(np.array([prompt, chunk, *long, *short]))
+    longs, shorts = alone[2 : 2 + len(long)], alone[2 + len(long) :]
     ends = [platform.by_tp[tp].hand_off for tp in platform.tps]
     kv_bytes = [platform.by_tp[tp].kv_bytes_per_token for tp in platform.tps]
     return Stations(
@@ -90,16 +93,15 @@ def stations_of(workload: WorkloadProfile, platform: Platform, drain: Drain, bou
         running=times.running,
         others=np.minimum(times.running, np.maximum(times.n - 1, 0.0)),
         decode_s=generated * times.bare,
-        beside_s=first[:, None] * times.beside(prompt) + (1 - first)[:, None] * times.beside(new),
-        beside_token_s=times.beside(chunk) / chunk,
-        append_s=shares[:, None, :, None] * np.stack([times.beside(float(size)) for size in short]),
-        long_s=first * times.alone(prompt)
-        + (1 - first - shares)[:, None] * np.stack([times.alone(float(size)) for size in long]),
-        short_s=shares[:, None] * np.stack([times.alone(float(size)) for size in short]),
+        beside_s=first[:, None] * beside[0] + (1 - first)[:, None] * beside[1],
+        beside_token_s=beside[2] / chunk,
+        append_s=shares[:, None, :, None] * beside[3:],
+        long_s=first * alone[0] + (1 - first - shares)[:, None] * longs,
+        short_s=shares[:, None] * shorts,
         long_tokens=first * prompt + ((1 - first) - shares) * long[:, None],
         short_tokens=shares * short[:, None],
         appended=appended,
-        prefill_token_s=times.alone(chunk) / chunk,
+        prefill_token_s=alone[1] / chunk,
         prefix=prefix,
         lost_tokens=0.0 if platform.readback else workload.retained * generated,
         capacity=times.capacity,
@@ -129,20 +131,23 @@ class _Times:
         self._scales = [platform.scale(tp) for tp in platform.tps]
         self._busy = [table.at(busy[place], decoding) for place, table in enumerate(tables)]
         self._idle = [table.at(nobody, context) for table in tables]
-        self.bare = np.maximum(self._seconds(self._busy, 0.0), INSTANT_S)
+        self.bare = np.maximum(self._seconds(self._busy, np.zeros(1))[0], INSTANT_S)
         """Iterations that only decode, shape `[T, K, G]`."""
 
-    def beside(self, tokens: float) -> Floats:
-        """What prompt tokens of a turn add to decode iterations, chunk after chunk; shape `[T, K, G]`."""
-        chunk = min(max(tokens, 1.0), self._chunk)
-        return np.maximum(self._seconds(self._busy, chunk) - self.bare, 0.0) * (tokens / chunk)
+    def beside(self, tokens: Floats) -> Floats:
+        """What prompt tokens of a turn add to decode iterations, chunk after chunk; shape `[tokens, T, K, G]`."""
+        chunks = np.minimum(np.maximum(tokens, 1.0), self._chunk)
+        added = np.maximum(self._seconds(self._busy, chunks) - self.bare, 0.0)
+        return np.asarray(added * (tokens / chunks)[:, None, None, None], dtype=np.float64)
 
-    def alone(self, tokens: float) -> Floats:
-        """Prefill of a turn in an iteration of its own, shape `[T, K]`."""
-        return self._seconds(self._idle, tokens)[..., 0]
+    def alone(self, tokens: Floats) -> Floats:
+        """Prefill of a turn in an iteration of its own, shape `[tokens, T, K]`."""
+        return np.asarray(self._seconds(self._idle, tokens)[..., 0], dtype=np.float64)
 
-    def _seconds(self, tables: Sequence[Beside], tokens: float) -> Floats:
-        return np.stack([table.seconds(tokens) * scale for table, scale in zip(tables, self._scales, strict=True)])
+    def _seconds(self, tables: Sequence[Beside], tokens: Floats) -> Floats:
+        """Shape `[tokens, T, K, ...]`."""
+        scaled = [table.seconds(tokens) * scale for table, scale in zip(tables, self._scales, strict=True)]
+        return np.stack(scaled, axis=1)
 
 
 def _parted(new_tokens: Distribution, bound: float) -> tuple[float, float, float]:
