@@ -39,7 +39,7 @@ def test_equal_to_the_profile(times: IterationTimes) -> None:
     decoding = np.array([around(times.decoding)] * len(contexts))
     beside = table.at(decoding, np.array(contexts))
     for prefill in around(times.prefill_tokens):
-        found = beside.seconds(prefill)
+        found = beside.seconds(np.array([prefill]))[0]
         want = [[times.seconds(prefill, n, context) for n in decoding[0]] for context in contexts]
         assert found == pytest.approx(np.array(want), rel=1e-12)
 
@@ -53,13 +53,13 @@ def test_equal_to_the_profile_at_random_points() -> None:
         want = [
             [times.seconds(prefill, n, context) for n in row] for row, context in zip(decoding, contexts, strict=True)
         ]
-        assert TimesTable(times).at(decoding, contexts).seconds(prefill) == pytest.approx(np.array(want), rel=1e-12)
+        assert TimesTable(times).at(decoding, contexts).seconds(np.array([prefill]))[0] == pytest.approx(np.array(want), rel=1e-12)
 
 
 def test_each_slice_has_its_own_context_and_sequences() -> None:
     """A = 10 ms, 4 ms per sequence (at a context of 8192 a quarter more), 1 ms per prompt token."""
     table = TimesTable(linear_times(0.01, 0.004, 0.001, contexts=(1, 8192)))
-    found = table.at(np.array([[0.0, 2.0], [1.0, 10.0]]), np.array([8192.0, 1.0])).seconds(3.0)
+    found = table.at(np.array([[0.0, 2.0], [1.0, 10.0]]), np.array([8192.0, 1.0])).seconds(np.array([3.0]))[0]
     want = [[0.013, 0.013 + 2 * 0.005], [0.013 + 0.004, 0.013 + 0.04]]
     assert found == pytest.approx(np.array(want), rel=1e-4)
 
@@ -67,8 +67,8 @@ def test_each_slice_has_its_own_context_and_sequences() -> None:
 def test_nothing_to_do_takes_no_time() -> None:
     """Only where nobody decodes and nothing is prefilled."""
     beside = TimesTable(linear_times(0.01, 0.004, 0.001)).at(np.array([[0.0, 1.0]]), np.array([5.0]))
-    assert beside.seconds(0.0).tolist() == [[0.0, pytest.approx(0.014)]]
-    assert beside.seconds(1.0) == pytest.approx(np.array([[0.011, 0.015]]))
+    assert beside.seconds(np.array([0.0]))[0].tolist() == [[0.0, pytest.approx(0.014)]]
+    assert beside.seconds(np.array([1.0]))[0] == pytest.approx(np.array([[0.011, 0.015]]))
 
 
 def test_a_table_is_made_once() -> None:
