@@ -21,10 +21,11 @@ from pearl.core.platform import Platform
 from pearl.core.shape import Pool, Shape
 from pearl.core.state import Role
 
-POINTS = 9
+POINTS = 16
 """Ratios of a line that are predicted per round."""
 LINES = 4
 """Best lines of the first round that are refined."""
+NOWHERE: Ints = np.zeros(0, dtype=np.int64)
 TIE = 1e-3
 """Relative difference up to which two shapes are equally good."""
 
@@ -91,6 +92,11 @@ class Line:
         """Prefill, decode and colocated workers at some places, shape `[places, 3]`."""
         return np.add(self.first, np.multiply.outer(places, self.step))
 
+    @property
+    def decode_workers(self) -> int:
+        """At place 0; none at any place where there is none there."""
+        return self.first[1]
+
     def target(self, place: int) -> Target:
         """The shape at a place."""
         counts = [first + place * step for first, step in zip(self.first, self.step, strict=True)]
@@ -123,14 +129,34 @@ def search(forecast: Forecast, lines: Sequence[Line], space: Space, incumbent: T
     if not lines:
         return Choice(best=None, considered=(), evaluated=0)
     found = _Found()
-    places = [np.arange(line.length) if space.exhaustive else _spread(0, line.length - 1) for line in lines]
-    found.add(forecast, lines, places)
+    if space.exhaustive:
+        found.add(forecast, lines, [np.arange(line.length) for line in lines])
+    else:
+        plain = [_first_places(line) if _is_plain(line, lines) else NOWHERE for line in lines]
+        found.add(forecast, lines, plain)
+        found.vary(forecast, lines)
     if not space.exhaustive:
         found.refine(forecast, lines)
     options = found.best_of_lines(lines)
     return Choice(
         best=_least_change(found.near(lines), incumbent), considered=tuple(options), evaluated=found.evaluated
     )
+
+
+def first_round(lines: Sequence[Line]) -> Candidates:
+    """What a search on these lines asks for at first; at least one line."""
+    plain = [line for line in lines if _is_plain(line, lines)]
+    places = [_first_places(line) for line in plain]
+    return _candidates(plain, places, np.repeat(np.arange(len(plain)), [len(each) for each in places]))
+
+
+def _is_plain(line: Line, lines: Sequence[Line]) -> bool:
+    """Whether a line is looked at in the first round: those without append-prefill, where there are any."""
+    return not line.append_tokens or all(each.append_tokens for each in lines)
+
+
+def _first_places(line: Line) -> Ints:
+    return _spread(0, line.length - 1)
 
 
 def lines_of(platform: Platform, budget: Budget, space: Space, borrowed: int) -> list[Line]:
@@ -250,10 +276,22 @@ class _Found:
         self.error_s = np.concatenate((self.error_s, predicted.error_s))
         self.infeasible = np.concatenate((self.infeasible, predicted.infeasible))
 
+    def vary(self, forecast: Forecast, lines: Sequence[Line]) -> None:
+        """Look at append-prefill too on the lines that are best without it."""
+        best = [lines[self.line[index]] for index in self._ranked() if lines[self.line[index]].decode_workers]
+        alike = {replace(line, append_tokens=0) for line in best[:LINES]}
+        known = {int(line) for line in self.line}
+        places = [
+            _first_places(line) if at not in known and replace(line, append_tokens=0) in alike else NOWHERE
+            for at, line in enumerate(lines)
+        ]
+        if any(len(each) for each in places):
+            self.add(forecast, lines, places)
+
     def refine(self, forecast: Forecast, lines: Sequence[Line]) -> None:
         """Close in on the best place of the best lines, round by round, until its neighbours are known."""
         while closer := self._closer(lines):
-            self.add(forecast, lines, [closer.get(at, np.zeros(0, dtype=np.int64)) for at in range(len(lines))])
+            self.add(forecast, lines, [closer.get(at, NOWHERE) for at in range(len(lines))])
 
     def _closer(self, lines: Sequence[Line]) -> dict[int, Ints]:
         """Lines to look at again -> the places."""

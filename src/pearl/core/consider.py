@@ -27,7 +27,7 @@ from pearl.core.state import Role
 from pearl.core.toggle import ToggleEstimate, toggle_s
 
 NEAR = (ChangeKind.NONE, ChangeKind.SIZE, ChangeKind.RATIO)
-BORROW_POINTS = 9
+BORROW_POINTS = 4
 """At most so many numbers of borrowed workers are looked at beside all and none."""
 
 
@@ -46,13 +46,18 @@ def options_for(
 ) -> Choice:
     """The shapes that a policy may choose from with so many borrowed workers."""
     incumbent = None if current is None else current.target
+    return search(forecast, policy_lines(policy, platform, budget, borrowed), policy.space, incumbent)
+
+
+def policy_lines(policy: Policy, platform: Platform, budget: Budget, borrowed: int) -> list[Line]:
+    """The lines that a policy may choose from with so many borrowed workers."""
     lines: list[Line] = []
     if policy.shape is not None:
         lines = _exactly(policy.shape, budget)
     space = policy.space
     for fallback in (space, Space(tps=space.tps)):  # where a mode needs more workers than are left, any that can serve
         lines = lines or lines_of(platform, budget, fallback, borrowed)
-    return search(forecast, lines, space, incumbent)
+    return lines
 
 
 def settle(policy: Policy, choice: Choice, current: Option | None, costs: TransitionCosts) -> Settled:

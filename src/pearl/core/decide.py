@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from pearl.core.budget import Budget, budget_of
-from pearl.core.choose import Choice, Option
-from pearl.core.consider import Lending, Settled, borrow_more, move_cost_s, options_for, settle
+from pearl.core.choose import Choice, Option, first_round
+from pearl.core.consider import Lending, Settled, borrow_more, move_cost_s, options_for, policy_lines, settle
 from pearl.core.decision import Decision, Gated, Moment, Reason, Situation
 from pearl.core.gate import GateReason, Verdict, expansion, return_by_s, return_due
 from pearl.core.makespan import Forecast, Infeasible, Target, candidates_of
 from pearl.core.plan import PlanRefusal, PlanRequest, plan
 from pearl.core.policy import Borrow, Policy
+from pearl.core.remembered import Remembered
 from pearl.core.shape import Pool, Shape
 from pearl.core.state import Activity, FleetState, GpuOwner, Role, Worker
 from pearl.core.survival import expected_use_s
@@ -107,7 +108,7 @@ class _Scene:
 
 
 def _scene(policy: Policy, state: FleetState, situation: Situation, moment: Moment, now_s: float) -> _Scene:
-    forecast = policy.predictor.forecast(situation.profile, situation.progress)
+    forecast = Remembered(policy.predictor.forecast(situation.profile, situation.progress))
     serving = [worker for worker in state.active() if worker.role is not Role.TRAINING]
     moving = any(
         worker.activity is Activity.TRANSITIONING and worker.role is not Role.TRAINING
@@ -127,6 +128,7 @@ def _scene(policy: Policy, state: FleetState, situation: Situation, moment: Mome
     allowed = budget.usable | budget.lendable
     staying = tuple(worker for worker in serving if allowed.issuperset(worker.gpus))
     lent = sum(state.is_overlap(worker.id) for worker in staying)
+    _ask_ahead(policy, situation, forecast, budget, {lent, budget.overlap})
     return _Scene(
         policy=policy,
         state=state,
@@ -143,6 +145,14 @@ def _scene(policy: Policy, state: FleetState, situation: Situation, moment: Mome
         current=_option(forecast, situation, staying, lent),
         gates=gates,
     )
+
+
+def _ask_ahead(policy: Policy, situation: Situation, forecast: Forecast, budget: Budget, borrowed: Set[int]) -> None:
+    """Have the shapes predicted that will be asked for, all at once."""
+    platform = situation.profile.platform
+    lines = [line for count in sorted(borrowed) for line in policy_lines(policy, platform, budget, count)]
+    if lines:
+        forecast(first_round(lines))
 
 
 def _leaving(state: FleetState, situation: Situation, now_s: float) -> frozenset[GpuId]:

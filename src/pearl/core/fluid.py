@@ -45,7 +45,7 @@ Bools = npt.NDArray[np.bool_]
 
 FULLEST = 0.97
 """Utilisation beyond which a prefill pool counts as saturated."""
-BLOCK = 32
+BLOCK = 64
 """Candidates at a time: their arrays stay in a core's cache."""
 APPEND_TOKENS = (0, 256, 2048)
 """Bounds of append-prefill to choose from: without, short replies, nearly all."""
