@@ -37,7 +37,8 @@ def random_instance(rng: random.Random) -> Instance:
         GpuId(f"n{node}-{i}"): Gpu(
             id=GpuId(f"n{node}-{i}"),
             node=NodeId(f"n{node}"),
-            owner=owner if rng.random() < 0.9 else GpuOwner.EXTERNAL,
+            # The trainer's nodes are all its own: a worker is on its GPUs alone, or on none of them.
+            owner=owner if owner is GpuOwner.TRAINING or rng.random() < 0.9 else GpuOwner.EXTERNAL,
         )
         for node, owner in enumerate(owners)
         for i in range(GPUS_PER_NODE)

@@ -52,7 +52,9 @@ def arrange(seats: Seats, demand: Demand, borrowed: int, costs: TransitionCosts)
     if not demand:
         return Arrangement(seats=(), ended=frozenset())
     columns = _columns(seats.options, frozenset())
-    counts = _solve(_by_class(columns, demand, borrowed, costs))
+    counts = _grown(columns, demand, borrowed, costs)
+    if counts is None:
+        counts = _solve(_by_class(columns, demand, borrowed, costs))
     if counts is None:
         return None
     seated = _seated(seats, columns, counts)
@@ -67,6 +69,43 @@ def arrange(seats: Seats, demand: Demand, borrowed: int, costs: TransitionCosts)
         seats=tuple(seat for column, count in zip(columns, counts, strict=False) for seat in column[:count]),
         ended=frozenset(worker.id for worker, ends in zip(seats.resting, ended, strict=True) if ends),
     )
+
+
+def _grown(columns: Sequence[_Column], demand: Demand, borrowed: int, costs: TransitionCosts) -> list[int] | None:
+    """Seats taken of each column where all who serve can stay as they are: the missing ones, the cheapest first.
+
+    Nothing is cheaper then, and nothing needs to be solved. None where somebody has to go or change, and where seats that cost
+    the same compete.
+    """
+    price = _Price(costs, 0)
+    missing = dict(demand)
+    counts = [0] * len(columns)
+    for place, column in enumerate(columns):
+        if column[0].kind is SeatKind.KEEP:
+            role, tp = column[0].role, column[0].tp
+            assert role is not None
+            counts[place] = len(column)
+            missing[role, tp] = missing.get((role, tp), 0) - len(column)
+            borrowed -= len(column) if column[0].overlap else 0
+    if borrowed < 0 or min(missing.values()) < 0:
+        return None
+    lacking = Counter[int]()
+    for (_, tp), count in missing.items():
+        lacking[tp] += count
+    open_ = [place for place in range(len(columns)) if not counts[place]]
+    sleeping = [place for place in open_ if columns[place][0].overlap]
+    others = [place for place in open_ if not columns[place][0].overlap]
+    prices = {columns[place][0].kind: price.seat(columns[place][0]) for place in others}
+    if (borrowed and len(sleeping) != 1) or len(set(prices.values())) < len(prices):
+        return None
+    for place in sleeping if borrowed else ():
+        counts[place] = min(borrowed, len(columns[place]), lacking[columns[place][0].tp])
+        lacking[columns[place][0].tp] -= counts[place]
+        borrowed -= counts[place]
+    for place in sorted(others, key=lambda place: price.seat(columns[place][0])):
+        counts[place] = min(lacking[columns[place][0].tp], len(columns[place]))
+        lacking[columns[place][0].tp] -= counts[place]
+    return counts if not borrowed and not any(lacking.values()) else None
 
 
 # -- the programs ---------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def _scene(policy: Policy, state: FleetState, situation: Situation, moment: Mome
     allowed = budget.usable | budget.lendable
     staying = tuple(worker for worker in serving if allowed.issuperset(worker.gpus))
     lent = sum(state.is_overlap(worker.id) for worker in staying)
-    _ask_ahead(policy, situation, forecast, budget, {lent, budget.overlap})
+    _ask_ahead(policy, situation, forecast, budget, sorted({lent, budget.overlap}))
     return _Scene(
         policy=policy,
         state=state,
@@ -147,10 +147,12 @@ def _scene(policy: Policy, state: FleetState, situation: Situation, moment: Mome
     )
 
 
-def _ask_ahead(policy: Policy, situation: Situation, forecast: Forecast, budget: Budget, borrowed: Set[int]) -> None:
+def _ask_ahead(
+    policy: Policy, situation: Situation, forecast: Forecast, budget: Budget, borrowed: Sequence[int]
+) -> None:
     """Have the shapes predicted that will be asked for, all at once."""
     platform = situation.profile.platform
-    lines = [line for count in sorted(borrowed) for line in policy_lines(policy, platform, budget, count)]
+    lines = [line for count in borrowed for line in policy_lines(policy, platform, budget, count)]
     if lines:
         forecast(first_round(lines))
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -45,7 +45,7 @@ Bools = npt.NDArray[np.bool_]
 
 FULLEST = 0.97
 """Utilisation beyond which a prefill pool counts as saturated."""
-BLOCK = 64
+BLOCK = 32
 """Candidates at a time: their arrays stay in a core's cache."""
 APPEND_TOKENS = (0, 256, 2048)
 """Bounds of append-prefill to choose from: without, short replies, nearly all."""
@@ -112,10 +112,6 @@ class _Fleets:
     second_tp: Ints
     append: Ints
     """Place of the bound of append-prefill among the bounds, shape `[S]`."""
-
-    def repeated(self, times: int) -> _Fleets:
-        """Each so many times, one after the other."""
-        return _Fleets(**{each.name: np.repeat(getattr(self, each.name), times, axis=0) for each in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,22 +201,33 @@ class _Network:
 
     def rate(self, sides: Sequence[_Side], fleets: _Fleets) -> Floats:
         """Turns per second, shape `[S, SLICES]`; of two sides each trajectory is on one."""
-        count = len(fleets.append)
-        everyone = np.broadcast_to(self._drain.population, (count, SLICES))
+        everyone = np.broadcast_to(self._drain.population, (len(fleets.append), SLICES))
         if len(sides) == 1:
-            return self._rate(sides[0], fleets, everyone)
-        fleets = fleets.repeated(len(SPLITS))
-        share = np.tile(SPLITS, count)[:, None]
-        one, other = (self._drain.population * part for part in (share, 1 - share))
-        together = self._rate(sides[0], fleets, one) + self._rate(sides[1], fleets, other)
-        return np.asarray(together.reshape(count, len(SPLITS), SLICES).max(axis=1), dtype=np.float64)
+            return self._curve(sides[0], fleets, everyone).at(everyone)
+        # Prefixes lie where there is room for them; trajectories go where that is fastest in all.
+        one, other = (self._room(side, fleets) for side in sides)
+        first = self._curve(sides[0], fleets, everyone * (one / (one + other)))
+        second = self._curve(sides[1], fleets, everyone * (other / (one + other)))
+        rates = [first.at(everyone * share) + second.at(everyone * (1 - share)) for share in SPLITS]
+        return np.asarray(np.max(rates, axis=0), dtype=np.float64)
 
-    def _rate(self, side: _Side, fleets: _Fleets, population: Floats) -> Floats:
-        if side is _Side.PAIRED:
-            return self._paired_curve(fleets, population).at(population)
-        first = side is _Side.FIRST
-        workers, tp = (fleets.colocated, fleets.colocated_tp) if first else (fleets.second, fleets.second_tp)
-        return self._colocated_curve(workers, tp, population).at(population)
+    def _curve(self, side: _Side, fleets: _Fleets, population: Floats) -> _Curve:
+        match side:
+            case _Side.PAIRED:
+                return self._paired_curve(fleets, population)
+            case _Side.FIRST:
+                return self._colocated_curve(fleets.colocated, fleets.colocated_tp, population)
+            case _Side.SECOND:
+                return self._colocated_curve(fleets.second, fleets.second_tp, population)
+
+    def _room(self, side: _Side, fleets: _Fleets) -> Floats:
+        """KV of the workers that keep prefixes, in tokens, shape `[S, 1]`."""
+        workers, tp = {
+            _Side.PAIRED: (fleets.prefill, fleets.prefill_tp),
+            _Side.FIRST: (fleets.colocated, fleets.colocated_tp),
+            _Side.SECOND: (fleets.second, fleets.second_tp),
+        }[side]
+        return np.asarray(self._stations.capacity[tp, None] * workers[:, 0], dtype=np.float64)
 
     def _colocated_curve(self, workers: Floats, tp: Ints, population: Floats) -> _Curve:
         s = self._stations

@@ -20,7 +20,7 @@ from pearl.core.workload import WorkloadProfile
 
 SPARSE = (0.0, 1 / 64, 1 / 16, 1 / 4, 1 / 2)
 """Sequences per worker, mean, where there are fewer trajectories than workers."""
-POINTS = 20
+POINTS = 16
 """G. Numbers of sequences per worker on the grid: the sparse ones, then from 1 to the most, each larger than the last by the same
 factor."""
 INSTANT_S = 1e-9
