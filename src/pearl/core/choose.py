@@ -23,6 +23,8 @@ from pearl.core.state import Role
 
 POINTS = 16
 """Ratios of a line that are predicted per round."""
+FEW = 100
+"""Shapes that are predicted at once, with append-prefill and without."""
 LINES = 4
 """Best lines of the first round that are refined."""
 NOWHERE: Ints = np.zeros(0, dtype=np.int64)
@@ -132,10 +134,8 @@ def search(forecast: Forecast, lines: Sequence[Line], space: Space, incumbent: T
     if space.exhaustive:
         found.add(forecast, lines, [np.arange(line.length) for line in lines])
     else:
-        plain = [_first_places(line) if _is_plain(line, lines) else NOWHERE for line in lines]
-        found.add(forecast, lines, plain)
+        found.add(forecast, lines, _first_places(lines))
         found.vary(forecast, lines)
-    if not space.exhaustive:
         found.refine(forecast, lines)
     options = found.best_of_lines(lines)
     return Choice(
@@ -143,20 +143,19 @@ def search(forecast: Forecast, lines: Sequence[Line], space: Space, incumbent: T
     )
 
 
-def first_round(lines: Sequence[Line]) -> Candidates:
-    """What a search on these lines asks for at first; at least one line."""
-    plain = [line for line in lines if _is_plain(line, lines)]
-    places = [_first_places(line) for line in plain]
-    return _candidates(plain, places, np.repeat(np.arange(len(plain)), [len(each) for each in places]))
+def first_round(searches: Sequence[Sequence[Line]]) -> Candidates:
+    """What searches on these lines ask for at first; at least one line in all."""
+    lines = [line for each in searches for line in each]
+    places = [place for each in searches for place in _first_places(each)]
+    return _candidates(lines, places, np.repeat(np.arange(len(lines)), [len(each) for each in places]))
 
 
-def _is_plain(line: Line, lines: Sequence[Line]) -> bool:
-    """Whether a line is looked at in the first round: those without append-prefill, where there are any."""
-    return not line.append_tokens or all(each.append_tokens for each in lines)
-
-
-def _first_places(line: Line) -> Ints:
-    return _spread(0, line.length - 1)
+def _first_places(lines: Sequence[Line]) -> list[Ints]:
+    """Places of each line that are looked at in the first round; append-prefill waits where there is much without it."""
+    places = [_spread(0, line.length - 1) for line in lines]
+    if sum(map(len, places)) <= FEW or all(line.append_tokens for line in lines):
+        return places
+    return [NOWHERE if line.append_tokens else each for line, each in zip(lines, places, strict=True)]
 
 
 def lines_of(platform: Platform, budget: Budget, space: Space, borrowed: int) -> list[Line]:
@@ -282,7 +281,7 @@ class _Found:
         alike = {replace(line, append_tokens=0) for line in best[:LINES]}
         known = {int(line) for line in self.line}
         places = [
-            _first_places(line) if at not in known and replace(line, append_tokens=0) in alike else NOWHERE
+            _spread(0, line.length - 1) if at not in known and replace(line, append_tokens=0) in alike else NOWHERE
             for at, line in enumerate(lines)
         ]
         if any(len(each) for each in places):

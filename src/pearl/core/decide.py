@@ -152,9 +152,9 @@ def _ask_ahead(
 ) -> None:
     """Have the shapes predicted that will be asked for, all at once."""
     platform = situation.profile.platform
-    lines = [line for count in borrowed for line in policy_lines(policy, platform, budget, count)]
-    if lines:
-        forecast(first_round(lines))
+    searches = [policy_lines(policy, platform, budget, count) for count in borrowed]
+    if any(searches):
+        forecast(first_round(searches))
 
 
 def _leaving(state: FleetState, situation: Situation, now_s: float) -> frozenset[GpuId]:
