@@ -27,11 +27,12 @@ from types import MappingProxyType
 from benchmarks._plans import optimal_fraction
 from benchmarks._report import Check, report
 from pearl.core.budget import Budget
-from pearl.core.choose import Space, choose
+from pearl.core.choose import choose
 from pearl.core.decide import decide
 from pearl.core.decision import Moment, Situation
 from pearl.core.distribution import Distribution, distribution_of
 from pearl.core.fluid import APPEND_TOKENS, FluidPredictor
+from pearl.core.lines import Space
 from pearl.core.makespan import Profile, Target, candidates_of
 from pearl.core.plan import apply
 from pearl.core.platform import Platform

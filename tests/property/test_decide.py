@@ -23,10 +23,10 @@ import numpy as np
 import pytest
 
 from pearl.core.actions import Action, Admit, Drain, GiveBack, LoadWeights, SetRole, Sleep, Start, Stop, Wake, events_of
-from pearl.core.choose import Space
 from pearl.core.decide import decide
 from pearl.core.decision import Decision, Moment, Reason, Situation
 from pearl.core.gate import Thresholds
+from pearl.core.lines import Space
 from pearl.core.makespan import Target
 from pearl.core.plan import Plan
 from pearl.core.policy import POLICIES, Borrow, Policy, PolicyOptions, policy_named

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pearl.core.budget import Budget
-from pearl.core.choose import TIE, Choice, Line, Option, Space, lines_of, moves, search
+from pearl.core.choose import TIE, Choice, Option, moves, search
 from pearl.core.decision import Gated
 from pearl.core.gate import (
     BorrowOption,
@@ -19,6 +19,7 @@ from pearl.core.gate import (
     hysteresis,
     return_due,
 )
+from pearl.core.lines import Line, Space, lines_of
 from pearl.core.makespan import SERVING_ROLES, Forecast, Target, candidates_of
 from pearl.core.platform import Platform, TransitionCosts
 from pearl.core.policy import Borrow, Policy

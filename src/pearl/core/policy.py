@@ -20,9 +20,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from pearl.core.choose import Space
 from pearl.core.fluid import APPEND_TOKENS, FluidPredictor
 from pearl.core.gate import Z_95, Thresholds
+from pearl.core.lines import Space
 from pearl.core.makespan import (
     Candidates,
     Forecast,

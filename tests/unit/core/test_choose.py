@@ -4,22 +4,10 @@ import numpy as np
 import pytest
 
 from pearl.core.budget import Budget
-from pearl.core.choose import (
-    POINTS,
-    TIE,
-    Choice,
-    Line,
-    Moves,
-    Option,
-    Space,
-    _spread,
-    choose,
-    lines_of,
-    moves,
-    search,
-)
+from pearl.core.choose import TIE, Choice, Moves, Option, choose, moves, search
 from pearl.core.distribution import constant, distribution_of
 from pearl.core.fluid import FluidPredictor
+from pearl.core.lines import POINTS, Line, Space, lines_of, spread
 from pearl.core.makespan import Infeasible, Profile, Target
 from pearl.core.progress import fresh_batch
 from pearl.core.shape import Shape, parse_shape
@@ -312,7 +300,7 @@ def test_ties_of_lines_go_to_the_first() -> None:
     ],
 )
 def test_places_are_denser_at_both_ends(low: int, high: int, numbers: list[int]) -> None:
-    assert _spread(low, high).tolist() == numbers
+    assert spread(low, high).tolist() == numbers
 
 
 def test_a_first_round_of_nine_then_closer_around_the_best() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from pearl.core.budget import Budget
-from pearl.core.choose import Choice, Option, Space
+from pearl.core.choose import Choice, Option
 from pearl.core.consider import (
     BORROW_POINTS,
     Lending,
@@ -16,6 +16,7 @@ from pearl.core.consider import (
 )
 from pearl.core.decision import Gated
 from pearl.core.gate import GateReason, Thresholds
+from pearl.core.lines import Space
 from pearl.core.makespan import Infeasible, Target
 from pearl.core.policy import Borrow, Policy
 from pearl.core.shape import parse_shape

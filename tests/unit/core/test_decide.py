@@ -4,9 +4,10 @@ from types import MappingProxyType
 
 import pytest
 
-from pearl.core.choose import Option, Space
+from pearl.core.choose import Option
 from pearl.core.decide import FALLBACKS, HORIZON_S, LEAVE_MARGIN_S, decide
 from pearl.core.decision import LEASE_PRIOR_S, Decision, Moment, Reason, Situation
+from pearl.core.lines import Space
 from pearl.core.makespan import Infeasible, Target
 from pearl.core.plan import PlanRefusalReason, apply
 from pearl.core.policy import POLICIES, Borrow, Policy, PolicyOptions, policy_named

@@ -53,7 +53,9 @@ def test_equal_to_the_profile_at_random_points() -> None:
         want = [
             [times.seconds(prefill, n, context) for n in row] for row, context in zip(decoding, contexts, strict=True)
         ]
-        assert TimesTable(times).at(decoding, contexts).seconds(np.array([prefill]))[0] == pytest.approx(np.array(want), rel=1e-12)
+        assert TimesTable(times).at(decoding, contexts).seconds(np.array([prefill]))[0] == pytest.approx(
+            np.array(want), rel=1e-12
+        )
 
 
 def test_each_slice_has_its_own_context_and_sequences() -> None:

@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
-from pearl.core.choose import Space
 from pearl.core.fluid import APPEND_TOKENS, FluidPredictor
 from pearl.core.gate import Z_95, Thresholds
+from pearl.core.lines import Space
 from pearl.core.makespan import Infeasible, Target, candidates_of
 from pearl.core.paper_model import PaperPredictor
 from pearl.core.policy import POLICIES, Borrow, GivenTimes, Policy, PolicyOptions, policy_named
