@@ -13,7 +13,7 @@ BENCHMARKS := $(basename $(notdir $(wildcard benchmarks/[a-z]*.py)))
 export OMP_NUM_THREADS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test check bench mutation clean
 
 help:  ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -58,7 +58,6 @@ check: setup  ## Lint, format, types, order of imports
 	$(BIN)/mypy benchmarks examples scripts
 	$(BIN)/lint-imports
 
-.PHONY: mutation
 mutation: setup  ## Measure what the tests of choice, plan and gates notice (long)
 	$(PIP) --editable '.[mutation]'
 	$(BIN)/python scripts/mutation_score.py

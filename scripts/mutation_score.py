@@ -24,7 +24,9 @@ LEAST = 0.85
 CORE = "src/pearl/core"
 MODULES: Mapping[str, tuple[str, ...]] = {
     "choose": ("test_choose.py",),
+    "lines": ("test_choose.py",),
     "consider": ("test_consider.py", "test_decide.py"),
+    "scene": ("test_decide.py",),
     "decide": ("test_decide.py",),
     "plan": ("test_plan.py",),
     "actions": ("test_actions.py",),

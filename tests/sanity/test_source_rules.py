@@ -21,6 +21,7 @@ COVERED_BY: Mapping[str, str] = {
     "pearl.core.decision": "tests/unit/core/test_decide.py",
     "pearl.core.events": "tests/unit/core/test_state.py",
     "pearl.core.lines": "tests/unit/core/test_choose.py",
+    "pearl.core.scene": "tests/unit/core/test_decide.py",
     # Processes: what they are for shows only with real ones, in whole runs that kill them.
     "pearl.cluster": "tests/integration/test_run.py",
     "pearl.engine.embedded.architecture": "tests/unit/engine/embedded/test_model.py",

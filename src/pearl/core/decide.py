@@ -13,27 +13,23 @@ Every event takes the same stages: the budget of GPUs, the choice of a shape, it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from collections.abc import Set
+from dataclasses import replace
 from functools import cache
 
 from pearl.core.budget import Budget, budget_of
-from pearl.core.choose import Choice, Option, first_round
-from pearl.core.consider import Lending, Settled, borrow_more, move_cost_s, options_for, policy_lines, settle
+from pearl.core.choose import Choice, Option
+from pearl.core.consider import Lending, Settled, borrow_more, move_cost_s, options_for, settle
 from pearl.core.decision import Decision, Gated, Moment, Reason, Situation
-from pearl.core.gate import GateReason, Verdict, expansion, return_by_s, return_due
-from pearl.core.makespan import Forecast, Infeasible, Target, candidates_of
+from pearl.core.gate import GateReason, Verdict, expansion, return_by_s
 from pearl.core.plan import PlanRefusal, PlanRequest, plan
 from pearl.core.policy import Borrow, Policy
-from pearl.core.remembered import Remembered
-from pearl.core.shape import Pool, Shape
-from pearl.core.state import Activity, FleetState, GpuOwner, Role, Worker
+from pearl.core.scene import LEAVE_MARGIN_S, Scene, scene_of
+from pearl.core.shape import Shape
+from pearl.core.state import FleetState, GpuOwner
 from pearl.core.survival import expected_use_s
-from pearl.errors import ShapeError
 from pearl.records.ids import GpuId
 
-LEAVE_MARGIN_S = 5.0
-"""How long before a notice falls due a worker begins to leave, beside the time that stopping takes."""
 HORIZON_S = 4 * 3600.0
 """How far ahead the use of a lease is counted: the workload is known no further."""
 FALLBACKS = 5
@@ -44,7 +40,7 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
     """What to do now; `now_s` is seconds on the clock of leases and notices, finite and >= 0."""
     if not (math.isfinite(now_s) and now_s >= 0):
         return Decision(reason=Reason.BAD_TIME)
-    scene = _scene(policy, state, situation, moment, now_s)
+    scene = scene_of(policy, state, situation, moment, now_s)
     if scene.moving and not scene.forced and scene.current is not None and math.isfinite(scene.current.close_s):
         return _decision(scene, Reason.IN_TRANSITION, scene.current)
     budget, waits = _startable(scene)
@@ -68,173 +64,10 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
     return _planned(found, budget, chosen)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Scene:
-    """What an event finds."""
-
-    policy: Policy
-    state: FleetState
-    situation: Situation
-    now_s: float
-    forecast: Forecast
-    leaving: frozenset[GpuId]
-    """GPUs that are left now."""
-    avoid: frozenset[GpuId]
-    """GPUs that are not used: those, those under notice without a worker, those that the policy leaves alone."""
-    lending: bool
-    """Whether training GPUs may serve."""
-    staying: tuple[Worker, ...]
-    """Rollout workers that serve, and may."""
-    forced: bool
-    """Whether others serve that may not."""
-    moving: bool
-    """Whether rollout workers are in transition."""
-    borrowed: int
-    """Overlap workers among those that stay."""
-    current: Option | None
-    """Those that stay, as a shape."""
-    gates: tuple[Gated, ...]
-    considered: tuple[Option, ...] = ()
-    evaluated: int = 1
-
-    @property
-    def returning(self) -> bool:
-        """Whether overlap workers serve that may not."""
-        stays = {worker.id for worker in self.staying}
-        return any(w.id not in stays and self.state.is_overlap(w.id) for w in self.state.active())
-
-
-# -- stage 1: what may be used --------------------------------------------------------------------------------------
-
-
-def _scene(policy: Policy, state: FleetState, situation: Situation, moment: Moment, now_s: float) -> _Scene:
-    forecast = Remembered(policy.predictor.forecast(situation.profile, situation.progress))
-    serving = [worker for worker in state.active() if worker.role is not Role.TRAINING]
-    moving = any(
-        worker.activity is Activity.TRANSITIONING and worker.role is not Role.TRAINING
-        for worker in state.workers.values()
-    )
-    leaving = _leaving(state, situation, now_s)
-    avoid = _avoided(policy, state, leaving)
-    gates: tuple[Gated, ...] = ()
-    lending = _lends(policy, situation, moment)
-    borrowed = [worker for worker in serving if state.is_overlap(worker.id)]
-    if borrowed:
-        due = _return(policy, situation, _option(forecast, situation, serving, len(borrowed)), moment, now_s)
-        gates = (Gated(gate="return", about=f"{len(borrowed)} workers", verdict=due),)
-        lending = lending and not due.passed
-    tps = situation.profile.platform.tps
-    budget = budget_of(state, tps, lending=lending, avoid=avoid)
-    allowed = budget.usable | budget.lendable
-    staying = tuple(worker for worker in serving if allowed.issuperset(worker.gpus))
-    lent = sum(state.is_overlap(worker.id) for worker in staying)
-    _ask_ahead(policy, situation, forecast, budget, sorted({lent, budget.overlap}))
-    return _Scene(
-        policy=policy,
-        state=state,
-        situation=situation,
-        now_s=now_s,
-        forecast=forecast,
-        leaving=leaving,
-        avoid=avoid,
-        lending=lending,
-        staying=staying,
-        forced=len(staying) < len(serving),
-        moving=moving,
-        borrowed=lent,
-        current=_option(forecast, situation, staying, lent),
-        gates=gates,
-    )
-
-
-def _ask_ahead(
-    policy: Policy, situation: Situation, forecast: Forecast, budget: Budget, borrowed: Sequence[int]
-) -> None:
-    """Have the shapes predicted that will be asked for, all at once."""
-    platform = situation.profile.platform
-    searches = [policy_lines(policy, platform, budget, count) for count in borrowed]
-    if any(searches):
-        forecast(first_round(searches))
-
-
-def _leaving(state: FleetState, situation: Situation, now_s: float) -> frozenset[GpuId]:
-    """GPUs whose notice, or lease, falls due within what it takes to leave them."""
-    lead_s = situation.profile.platform.costs.stop_s + LEAVE_MARGIN_S
-    return frozenset(gpu for gpu, end_s in state.ends_s().items() if end_s <= now_s + lead_s)
-
-
-def _avoided(policy: Policy, state: FleetState, leaving: frozenset[GpuId]) -> frozenset[GpuId]:
-    busy = {gpu for w in state.workers.values() if w.activity is not Activity.INACTIVE for gpu in w.gpus}
-    avoid = leaving | {gpu for gpu in state.leaving() if gpu not in busy}
-    dedicated = [gpu.id for gpu in state.gpus.values() if gpu.owner is not GpuOwner.TRAINING]
-    if not policy.external:
-        avoid |= {gpu for gpu in dedicated if state.gpus[gpu].owner is GpuOwner.EXTERNAL}
-    if policy.gpus is not None:
-        kept = sorted((gpu for gpu in dedicated if gpu not in avoid), key=lambda gpu: (gpu not in busy, gpu))
-        avoid |= frozenset(kept[policy.gpus :])
-    return avoid
-
-
-def _lends(policy: Policy, situation: Situation, moment: Moment) -> bool:
-    if policy.borrow is Borrow.NEVER or _batch_closed(situation, moment):
-        return False
-    if policy.borrow is Borrow.SEEDING:
-        since_s = situation.since_training_s
-        return since_s is not None and since_s < policy.seeding_s
-    return True
-
-
-def _return(policy: Policy, situation: Situation, now: Option | None, moment: Moment, now_s: float) -> Verdict:
-    """Whether what is borrowed goes back."""
-    return return_due(
-        now_s=now_s,
-        close_s=math.inf if now is None else now.close_s,
-        error_s=0.0 if now is None else now.error_s,
-        return_s=situation.profile.platform.costs.return_s,
-        z=policy.return_z,
-        batch_closed=_batch_closed(situation, moment),
-    )
-
-
-def _batch_closed(situation: Situation, moment: Moment) -> bool:
-    return moment is Moment.TRAINING_BEGAN or situation.training or situation.progress.needed_groups == 0
-
-
-def _option(forecast: Forecast, situation: Situation, workers: Sequence[Worker], borrowed: int) -> Option | None:
-    """Workers as a shape with its prediction; None for none."""
-    if not workers:
-        return None
-    counts: dict[tuple[Role, int], int] = {}
-    for worker in workers:
-        pool = (worker.role, len(worker.gpus))
-        counts[pool] = counts.get(pool, 0) + 1
-    pools = [Pool(role=role, workers=counts[role, tp], tp=tp) for role, tp in sorted(counts, key=_pool_order)]
-    apart = Role.DECODE in {role for role, _ in counts}
-    target = Target(shape=Shape(tuple(pools)), append_tokens=situation.append_tokens if apart else 0)
-    try:
-        predicted = forecast(candidates_of([target]))
-    except ShapeError:
-        # More tensor parallelisms in a role than any choice has: only a fleet that was made by hand is like that.
-        return Option(
-            target=target, borrowed=borrowed, close_s=math.inf, error_s=math.inf, infeasible=Infeasible.UNSUPPORTED
-        )
-    return Option(
-        target=target,
-        borrowed=borrowed,
-        close_s=float(predicted.close_s[0]),
-        error_s=float(predicted.error_s[0]),
-        infeasible=Infeasible(int(predicted.infeasible[0])),
-    )
-
-
-def _pool_order(pool: tuple[Role, int]) -> tuple[int, int]:
-    return list(Role).index(pool[0]), pool[1]
-
-
 # -- stage 2: what to do with it ------------------------------------------------------------------------------------
 
 
-def _startable(scene: _Scene) -> tuple[Budget, list[Gated]]:
+def _startable(scene: Scene) -> tuple[Budget, list[Gated]]:
     """The budget without GPUs that are expected to be gone before a worker there would serve."""
     platform = scene.situation.profile.platform
     short = frozenset(
@@ -248,7 +81,7 @@ def _startable(scene: _Scene) -> tuple[Budget, list[Gated]]:
     return budget, [Gated(gate="lease", about=f"{len(short)} GPUs", verdict=verdict)]
 
 
-def _expected_s(scene: _Scene) -> dict[GpuId, float]:
+def _expected_s(scene: Scene) -> dict[GpuId, float]:
     """External GPUs on which no worker is -> how long they are expected to stay."""
     state, situation = scene.state, scene.situation
     taken = {gpu for worker in state.workers.values() for gpu in worker.gpus}
@@ -267,7 +100,7 @@ def _expected_s(scene: _Scene) -> dict[GpuId, float]:
     }
 
 
-def _dedicated(scene: _Scene, budget: Budget) -> tuple[Budget, Choice, Settled]:
+def _dedicated(scene: Scene, budget: Budget) -> tuple[Budget, Choice, Settled]:
     """The shape with the borrowed workers that there are, and its GPUs; new workers are weighed against their leases.
 
     External GPUs on which no worker is serve if that pays over not using them: all, else the half of them that is expected to
@@ -297,19 +130,19 @@ def _dedicated(scene: _Scene, budget: Budget) -> tuple[Budget, Choice, Settled]:
     return taken, replace(choice, evaluated=evaluated), replace(settled, gates=gates)
 
 
-def _less(scene: _Scene, budget: Budget, gpus: Set[GpuId]) -> Budget:
+def _less(scene: Scene, budget: Budget, gpus: Set[GpuId]) -> Budget:
     """A budget without some of its GPUs."""
     avoid = frozenset(scene.state.gpus) - budget.usable - budget.lendable | gpus
     return budget_of(scene.state, budget.workers, lending=scene.lending, avoid=avoid)
 
 
-def _settled(scene: _Scene, budget: Budget, current: Option | None) -> tuple[Choice, Settled]:
+def _settled(scene: Scene, budget: Budget, current: Option | None) -> tuple[Choice, Settled]:
     platform = scene.situation.profile.platform
     choice = options_for(scene.policy, scene.forecast, platform, budget, scene.borrowed, current)
     return choice, settle(scene.policy, choice, current, platform.costs)
 
 
-def _expansion(scene: _Scene, stays: Option, larger: Option, use_s: float) -> Gated:
+def _expansion(scene: Scene, stays: Option, larger: Option, use_s: float) -> Gated:
     costs = scene.situation.profile.platform.costs
     verdict = expansion(
         expected_use_s=use_s,
@@ -325,7 +158,7 @@ def _expansion(scene: _Scene, stays: Option, larger: Option, use_s: float) -> Ga
 # -- stage 3: how to get there --------------------------------------------------------------------------------------
 
 
-def _planned(scene: _Scene, budget: Budget, chosen: Option | None) -> Decision:
+def _planned(scene: Scene, budget: Budget, chosen: Option | None) -> Decision:
     """The plan to the chosen shape; where there is none and something has to change, to the next best."""
     stays = scene.current
     if not scene.forced and (chosen is None or (stays is not None and chosen.target == stays.target)):
@@ -350,7 +183,7 @@ def _planned(scene: _Scene, budget: Budget, chosen: Option | None) -> Decision:
     return decision if isinstance(result, PlanRefusal) else replace(decision, plan=result)
 
 
-def _request(scene: _Scene, budget: Budget, option: Option | None) -> PlanRequest:
+def _request(scene: Scene, budget: Budget, option: Option | None) -> PlanRequest:
     return PlanRequest(
         shape=Shape(()) if option is None else option.target.shape,
         borrowed=0 if option is None else option.borrowed,
@@ -360,7 +193,7 @@ def _request(scene: _Scene, budget: Budget, option: Option | None) -> PlanReques
     )
 
 
-def _kept(scene: _Scene, chosen: Option | None) -> Reason:
+def _kept(scene: Scene, chosen: Option | None) -> Reason:
     if chosen is None:
         return Reason.IN_TRANSITION if scene.moving else Reason.NOTHING_FITS
     return Reason.GATED if any(_refused(each) for each in scene.gates) else Reason.BEST
@@ -372,7 +205,7 @@ def _refused(gated: Gated) -> bool:
     return gated.gate != "return" and not gated.verdict.passed and faster
 
 
-def _why(scene: _Scene, option: Option) -> Reason:
+def _why(scene: Scene, option: Option) -> Reason:
     if scene.returning:
         return Reason.RETURNED
     if scene.forced or scene.current is None or math.isinf(scene.current.close_s):
@@ -380,7 +213,7 @@ def _why(scene: _Scene, option: Option) -> Reason:
     return Reason.BORROWED if option.borrowed > scene.borrowed else Reason.MOVED
 
 
-def _decision(scene: _Scene, reason: Reason, chosen: Option | None) -> Decision:
+def _decision(scene: Scene, reason: Reason, chosen: Option | None) -> Decision:
     return Decision(
         reason=reason,
         current=scene.current,
@@ -392,7 +225,7 @@ def _decision(scene: _Scene, reason: Reason, chosen: Option | None) -> Decision:
     )
 
 
-def _look_again_s(scene: _Scene, chosen: Option | None) -> float | None:
+def _look_again_s(scene: Scene, chosen: Option | None) -> float | None:
     """When borrowed GPUs, GPUs under notice, or a seeding window fall due."""
     platform, policy = scene.situation.profile.platform, scene.policy
     lead_s = platform.costs.stop_s + LEAVE_MARGIN_S

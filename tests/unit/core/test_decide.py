@@ -5,13 +5,14 @@ from types import MappingProxyType
 import pytest
 
 from pearl.core.choose import Option
-from pearl.core.decide import FALLBACKS, HORIZON_S, LEAVE_MARGIN_S, decide
+from pearl.core.decide import FALLBACKS, HORIZON_S, decide
 from pearl.core.decision import LEASE_PRIOR_S, Decision, Moment, Reason, Situation
 from pearl.core.lines import Space
 from pearl.core.makespan import Infeasible, Target
 from pearl.core.plan import PlanRefusalReason, apply
 from pearl.core.policy import POLICIES, Borrow, Policy, PolicyOptions, policy_named
 from pearl.core.progress import Progress, fresh_batch
+from pearl.core.scene import LEAVE_MARGIN_S
 from pearl.core.shape import parse_shape
 from pearl.core.state import FleetState
 from pearl.core.survival import LeaseHistory, LeaseSpan

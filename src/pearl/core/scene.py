@@ -1,0 +1,187 @@
+"""What an event finds: which GPUs may be used, who serves and may stay, what has to go.
+
+The first stage of a decision (`decide`): the budget. What leaves, what a policy leaves alone and what is in transition is not part
+of it; borrowed GPUs are, until training needs them or the predicted end of the batch is near.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pearl.core.budget import Budget, budget_of
+from pearl.core.choose import Option, first_round
+from pearl.core.consider import policy_lines
+from pearl.core.decision import Gated, Moment, Situation
+from pearl.core.gate import Verdict, return_due
+from pearl.core.makespan import Forecast, Infeasible, Target, candidates_of
+from pearl.core.policy import Borrow, Policy
+from pearl.core.remembered import Remembered
+from pearl.core.shape import Pool, Shape
+from pearl.core.state import Activity, FleetState, GpuOwner, Role, Worker
+from pearl.errors import ShapeError
+from pearl.records.ids import GpuId
+
+LEAVE_MARGIN_S = 5.0
+"""How long before a notice falls due a worker begins to leave, beside the time that stopping takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What an event finds."""
+
+    policy: Policy
+    state: FleetState
+    situation: Situation
+    now_s: float
+    forecast: Forecast
+    leaving: frozenset[GpuId]
+    """GPUs that are left now."""
+    avoid: frozenset[GpuId]
+    """GPUs that are not used: those, those under notice without a worker, those that the policy leaves alone."""
+    lending: bool
+    """Whether training GPUs may serve."""
+    staying: tuple[Worker, ...]
+    """Rollout workers that serve, and may."""
+    forced: bool
+    """Whether others serve that may not."""
+    moving: bool
+    """Whether rollout workers are in transition."""
+    borrowed: int
+    """Overlap workers among those that stay."""
+    current: Option | None
+    """Those that stay, as a shape."""
+    gates: tuple[Gated, ...]
+    considered: tuple[Option, ...] = ()
+    evaluated: int = 1
+
+    @property
+    def returning(self) -> bool:
+        """Whether overlap workers serve that may not."""
+        stays = {worker.id for worker in self.staying}
+        return any(w.id not in stays and self.state.is_overlap(w.id) for w in self.state.active())
+
+
+def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Moment, now_s: float) -> Scene:
+    forecast = Remembered(policy.predictor.forecast(situation.profile, situation.progress))
+    serving = [worker for worker in state.active() if worker.role is not Role.TRAINING]
+    moving = any(
+        worker.activity is Activity.TRANSITIONING and worker.role is not Role.TRAINING
+        for worker in state.workers.values()
+    )
+    leaving = _leaving(state, situation, now_s)
+    avoid = _avoided(policy, state, leaving)
+    gates: tuple[Gated, ...] = ()
+    lending = _lends(policy, situation, moment)
+    borrowed = [worker for worker in serving if state.is_overlap(worker.id)]
+    if borrowed:
+        due = _return(policy, situation, _option(forecast, situation, serving, len(borrowed)), moment, now_s)
+        gates = (Gated(gate="return", about=f"{len(borrowed)} workers", verdict=due),)
+        lending = lending and not due.passed
+    tps = situation.profile.platform.tps
+    budget = budget_of(state, tps, lending=lending, avoid=avoid)
+    allowed = budget.usable | budget.lendable
+    staying = tuple(worker for worker in serving if allowed.issuperset(worker.gpus))
+    lent = sum(state.is_overlap(worker.id) for worker in staying)
+    _ask_ahead(policy, situation, forecast, budget, sorted({lent, budget.overlap}))
+    return Scene(
+        policy=policy,
+        state=state,
+        situation=situation,
+        now_s=now_s,
+        forecast=forecast,
+        leaving=leaving,
+        avoid=avoid,
+        lending=lending,
+        staying=staying,
+        forced=len(staying) < len(serving),
+        moving=moving,
+        borrowed=lent,
+        current=_option(forecast, situation, staying, lent),
+        gates=gates,
+    )
+
+
+def _ask_ahead(
+    policy: Policy, situation: Situation, forecast: Forecast, budget: Budget, borrowed: Sequence[int]
+) -> None:
+    """Have the shapes predicted that will be asked for, all at once."""
+    platform = situation.profile.platform
+    searches = [policy_lines(policy, platform, budget, count) for count in borrowed]
+    if any(searches):
+        forecast(first_round(searches))
+
+
+def _leaving(state: FleetState, situation: Situation, now_s: float) -> frozenset[GpuId]:
+    """GPUs whose notice, or lease, falls due within what it takes to leave them."""
+    lead_s = situation.profile.platform.costs.stop_s + LEAVE_MARGIN_S
+    return frozenset(gpu for gpu, end_s in state.ends_s().items() if end_s <= now_s + lead_s)
+
+
+def _avoided(policy: Policy, state: FleetState, leaving: frozenset[GpuId]) -> frozenset[GpuId]:
+    busy = {gpu for w in state.workers.values() if w.activity is not Activity.INACTIVE for gpu in w.gpus}
+    avoid = leaving | {gpu for gpu in state.leaving() if gpu not in busy}
+    dedicated = [gpu.id for gpu in state.gpus.values() if gpu.owner is not GpuOwner.TRAINING]
+    if not policy.external:
+        avoid |= {gpu for gpu in dedicated if state.gpus[gpu].owner is GpuOwner.EXTERNAL}
+    if policy.gpus is not None:
+        kept = sorted((gpu for gpu in dedicated if gpu not in avoid), key=lambda gpu: (gpu not in busy, gpu))
+        avoid |= frozenset(kept[policy.gpus :])
+    return avoid
+
+
+def _lends(policy: Policy, situation: Situation, moment: Moment) -> bool:
+    if policy.borrow is Borrow.NEVER or _batch_closed(situation, moment):
+        return False
+    if policy.borrow is Borrow.SEEDING:
+        since_s = situation.since_training_s
+        return since_s is not None and since_s < policy.seeding_s
+    return True
+
+
+def _return(policy: Policy, situation: Situation, now: Option | None, moment: Moment, now_s: float) -> Verdict:
+    """Whether what is borrowed goes back."""
+    return return_due(
+        now_s=now_s,
+        close_s=math.inf if now is None else now.close_s,
+        error_s=0.0 if now is None else now.error_s,
+        return_s=situation.profile.platform.costs.return_s,
+        z=policy.return_z,
+        batch_closed=_batch_closed(situation, moment),
+    )
+
+
+def _batch_closed(situation: Situation, moment: Moment) -> bool:
+    return moment is Moment.TRAINING_BEGAN or situation.training or situation.progress.needed_groups == 0
+
+
+def _option(forecast: Forecast, situation: Situation, workers: Sequence[Worker], borrowed: int) -> Option | None:
+    """Workers as a shape with its prediction; None for none."""
+    if not workers:
+        return None
+    counts: dict[tuple[Role, int], int] = {}
+    for worker in workers:
+        pool = (worker.role, len(worker.gpus))
+        counts[pool] = counts.get(pool, 0) + 1
+    pools = [Pool(role=role, workers=counts[role, tp], tp=tp) for role, tp in sorted(counts, key=_pool_order)]
+    apart = Role.DECODE in {role for role, _ in counts}
+    target = Target(shape=Shape(tuple(pools)), append_tokens=situation.append_tokens if apart else 0)
+    try:
+        predicted = forecast(candidates_of([target]))
+    except ShapeError:
+        # More tensor parallelisms in a role than any choice has: only a fleet that was made by hand is like that.
+        return Option(
+            target=target, borrowed=borrowed, close_s=math.inf, error_s=math.inf, infeasible=Infeasible.UNSUPPORTED
+        )
+    return Option(
+        target=target,
+        borrowed=borrowed,
+        close_s=float(predicted.close_s[0]),
+        error_s=float(predicted.error_s[0]),
+        infeasible=Infeasible(int(predicted.infeasible[0])),
+    )
+
+
+def _pool_order(pool: tuple[Role, int]) -> tuple[int, int]:
+    return list(Role).index(pool[0]), pool[1]
