@@ -1,6 +1,6 @@
 """What an event finds: which GPUs may be used, who serves and may stay, what has to go.
 
-The first stage of a decision (`decide`): the budget. What leaves, what a policy leaves alone and what is in transition is not part
+The first stage of a decision (`decide`): the budget. What leaves, what a policy leaves alone and what is in transition is no part
 of it; borrowed GPUs are, until training needs them or the predicted end of the batch is near.
 """
 
@@ -64,6 +64,7 @@ class Scene:
 
 
 def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Moment, now_s: float) -> Scene:
+    """What a policy finds at a moment; what it will ask the predictor for is asked for here."""
     forecast = Remembered(policy.predictor.forecast(situation.profile, situation.progress))
     serving = [worker for worker in state.active() if worker.role is not Role.TRAINING]
     moving = any(
