@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pearl.core.budget import Budget
-from pearl.core.lines import Line, Space, lines_of, spread
+from pearl.core.lines import POINTS, Line, Space, lines_of, spread
 from pearl.core.makespan import SERVING_ROLES, Candidates, Forecast, Infeasible, Ints, Target
 from pearl.core.platform import Platform
 from pearl.core.shape import Shape
@@ -143,7 +143,8 @@ class _Found:
 
     def _closer(self, lines: Sequence[Line]) -> dict[int, Ints]:
         """Lines to look at again -> the places."""
-        ranked = [index for index in self._ranked() if lines[self.line[index]].length > 1]
+        # Of lines of up to POINTS shapes the first round knows all.
+        ranked = [index for index in self._ranked() if lines[self.line[index]].length > POINTS]
         around = {int(self.line[at]): self._around(int(self.line[at]), int(self.place[at])) for at in ranked[:LINES]}
         return {line: places for line, places in around.items() if len(places)}
 

@@ -24,9 +24,9 @@ from pearl.core.decision import Decision, Gated, Moment, Reason, Situation
 from pearl.core.gate import GateReason, Verdict, expansion, return_by_s
 from pearl.core.plan import PlanRefusal, PlanRequest, plan
 from pearl.core.policy import Borrow, Policy
-from pearl.core.scene import LEAVE_MARGIN_S, Scene, scene_of
+from pearl.core.scene import LEAVE_MARGIN_S, Scene, idle_external, scene_of
 from pearl.core.shape import Shape
-from pearl.core.state import FleetState, GpuOwner
+from pearl.core.state import FleetState
 from pearl.core.survival import expected_use_s
 from pearl.records.ids import GpuId
 
@@ -84,7 +84,6 @@ def _startable(scene: Scene) -> tuple[Budget, list[Gated]]:
 def _expected_s(scene: Scene) -> dict[GpuId, float]:
     """External GPUs on which no worker is -> how long they are expected to stay."""
     state, situation = scene.state, scene.situation
-    taken = {gpu for worker in state.workers.values() for gpu in worker.gpus}
     since_s = {gpu: lease.since_s for lease in state.leases.values() for gpu in lease.gpus}
     ends_s = state.ends_s()
 
@@ -94,9 +93,8 @@ def _expected_s(scene: Scene) -> dict[GpuId, float]:
         return expected_use_s(situation.leases, age_s, HORIZON_S, situation.lease_prior_s, leaves_in_s=leaves_in_s)
 
     return {
-        gpu.id: use_s(since_s.get(gpu.id, scene.now_s), ends_s.get(gpu.id, math.inf))
-        for gpu in state.gpus.values()
-        if gpu.owner is GpuOwner.EXTERNAL and gpu.id not in taken and gpu.id not in scene.avoid
+        gpu: use_s(since_s.get(gpu, scene.now_s), ends_s.get(gpu, math.inf))
+        for gpu in sorted(idle_external(state) - scene.avoid)
     }
 
 

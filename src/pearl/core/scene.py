@@ -85,7 +85,11 @@ def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Mo
     allowed = budget.usable | budget.lendable
     staying = tuple(worker for worker in serving if allowed.issuperset(worker.gpus))
     lent = sum(state.is_overlap(worker.id) for worker in staying)
-    _ask_ahead(policy, situation, forecast, budget, sorted({lent, budget.overlap}))
+    idle = idle_external(state) - avoid
+    asked = [(budget, lent), (budget, budget.overlap)]
+    if idle and policy.lease_aware:
+        asked.append((budget_of(state, tps, lending=lending, avoid=avoid | idle), lent))
+    _ask_ahead(policy, situation, forecast, asked)
     return Scene(
         policy=policy,
         state=state,
@@ -104,12 +108,17 @@ def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Mo
     )
 
 
-def _ask_ahead(
-    policy: Policy, situation: Situation, forecast: Forecast, budget: Budget, borrowed: Sequence[int]
-) -> None:
+def idle_external(state: FleetState) -> frozenset[GpuId]:
+    """External GPUs on which there is no worker."""
+    taken = {gpu for worker in state.workers.values() for gpu in worker.gpus}
+    external = (gpu.id for gpu in state.gpus.values() if gpu.owner is GpuOwner.EXTERNAL)
+    return frozenset(gpu for gpu in external if gpu not in taken)
+
+
+def _ask_ahead(policy: Policy, situation: Situation, forecast: Forecast, asked: Sequence[tuple[Budget, int]]) -> None:
     """Have the shapes predicted that will be asked for, all at once."""
     platform = situation.profile.platform
-    searches = [policy_lines(policy, platform, budget, count) for count in borrowed]
+    searches = [policy_lines(policy, platform, budget, borrowed) for budget, borrowed in asked]
     if any(searches):
         forecast(first_round(searches))
 
