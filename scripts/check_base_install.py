@@ -1,7 +1,7 @@
 """Check, with the Python of an environment that holds pearl's base install alone, that this is enough for what it promises.
 
-Configuration, decision core and command line are imported, no training library is there or needed, the demo recipes
-check, and `pearl --help` answers. Its time is printed and judged nowhere: a busy machine is no mistake.
+Configuration, decision core and command line are imported, no training library is there or needed, all recipes check, those to
+plan with are explained, and `pearl --help` answers. Its time is printed and judged nowhere: a busy machine is no mistake.
 
     python -m venv /tmp/base && /tmp/base/bin/pip install . && /tmp/base/bin/python scripts/check_base_install.py
 """
@@ -32,6 +32,8 @@ def main() -> int:
     recipes = sorted(map(str, Path("recipes").rglob("*.toml")))
     for recipe in recipes:
         problems += _problems_of(["config", "check", recipe])
+        if "plan" in Path(recipe).parts:
+            problems += _problems_of(["plan", "explain", recipe], says="shapes considered")
         # Training needs the extra, and says so.
         problems += _problems_of(["train", recipe], status=2, says="train extra")
     seconds = []
