@@ -1,7 +1,7 @@
 """What an event finds: which GPUs may be used, who serves and may stay, what has to go.
 
-The first stage of a decision (`decide`): the budget. What leaves, what a policy leaves alone and what is in transition is not part
-of it; borrowed GPUs are, until training needs them or the predicted end of the batch is near.
+The first stage of a decision (`decide`): the budget. What leaves, what a policy leaves alone and what is in transition is not
+part of it; borrowed GPUs are, until training needs them or the predicted end of the batch is near.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class Scene:
 
 
 def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Moment, now_s: float) -> Scene:
+    """The fleet, the GPUs and the shape that an event finds, with what the gate of return says of borrowed workers."""
     forecast = Remembered(policy.predictor.forecast(situation.profile, situation.progress))
     serving = [worker for worker in state.active() if worker.role is not Role.TRAINING]
     moving = any(
