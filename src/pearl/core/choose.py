@@ -129,7 +129,7 @@ class _Found:
     def vary(self, forecast: Forecast, lines: Sequence[Line]) -> None:
         """Look at append-prefill too on the lines that are best without it."""
         best = [lines[self.line[index]] for index in self._ranked() if lines[self.line[index]].decode_workers]
-        alike = {replace(line, append_tokens=0) for line in best[:LINES]}
+        alike = set(best[:LINES])
         known = {int(line) for line in self.line}
         places = [
             spread(0, line.length - 1) if at not in known and replace(line, append_tokens=0) in alike else NOWHERE

@@ -99,7 +99,7 @@ def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Mo
         forced=len(staying) < len(serving),
         moving=moving,
         borrowed=lent,
-        current=_option(forecast, situation, staying, lent),
+        current=_option(forecast, situation, staying, lent) if staying else None,
         gates=gates,
     )
 
@@ -141,12 +141,12 @@ def _lends(policy: Policy, situation: Situation, moment: Moment) -> bool:
     return True
 
 
-def _return(policy: Policy, situation: Situation, now: Option | None, moment: Moment, now_s: float) -> Verdict:
+def _return(policy: Policy, situation: Situation, now: Option, moment: Moment, now_s: float) -> Verdict:
     """Whether what is borrowed goes back."""
     return return_due(
         now_s=now_s,
-        close_s=math.inf if now is None else now.close_s,
-        error_s=0.0 if now is None else now.error_s,
+        close_s=now.close_s,
+        error_s=now.error_s,
         return_s=situation.profile.platform.costs.return_s,
         z=policy.return_z,
         batch_closed=_batch_closed(situation, moment),
@@ -157,10 +157,8 @@ def _batch_closed(situation: Situation, moment: Moment) -> bool:
     return moment is Moment.TRAINING_BEGAN or situation.training or situation.progress.needed_groups == 0
 
 
-def _option(forecast: Forecast, situation: Situation, workers: Sequence[Worker], borrowed: int) -> Option | None:
-    """Workers as a shape with its prediction; None for none."""
-    if not workers:
-        return None
+def _option(forecast: Forecast, situation: Situation, workers: Sequence[Worker], borrowed: int) -> Option:
+    """Workers, at least one, as a shape with its prediction."""
     counts: dict[tuple[Role, int], int] = {}
     for worker in workers:
         pool = (worker.role, len(worker.gpus))

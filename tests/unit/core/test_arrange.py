@@ -262,6 +262,15 @@ def test_borrowed_ones_of_one_tensor_parallelism_are_woken_without(monkeypatch: 
     demand = {(C, 1): 2, (D, 2): 1}
     assert arranged(state, demand, 1) == (["keep 0", "start a1", "wake 1"], [])
     assert solved(monkeypatch, state, demand, 1) == 0
+    # One of two that sleep; the other missing one is new. And none of them.
+    state = fleet("a3 b2t", "0 P a0", "1 P- b0", "2 P- b1")
+    assert arranged(state, {(P, 1): 3}, 1) == (["keep 0", "start a1", "wake 1"], [])
+    assert solved(monkeypatch, state, {(P, 1): 3}, 1) == 0
+    assert arranged(state, {(P, 1): 3}, 0) == (["keep 0", "start a1", "start a2"], [])
+    assert solved(monkeypatch, state, {(P, 1): 3}, 0) == 0
+    # Of two tensor parallelisms where none is to be borrowed.
+    state = fleet("a4 b3t", "0 P a0", "1 P- b0", "2 P- b1 b2")
+    assert solved(monkeypatch, state, {(P, 1): 2, (D, 2): 1}, 0) == 0
 
 
 @pytest.mark.parametrize(

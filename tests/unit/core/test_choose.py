@@ -9,7 +9,7 @@ from pearl.core.choose import FEW, LINES, TIE, Choice, Moves, Option, choose, fi
 from pearl.core.distribution import constant, distribution_of
 from pearl.core.fluid import FluidPredictor
 from pearl.core.lines import POINTS, Line, Space, lines_of, spread
-from pearl.core.makespan import Candidates, Infeasible, Predictions, Profile, Target
+from pearl.core.makespan import SERVING_ROLES, Candidates, Infeasible, Predictions, Profile, Target, candidates_of
 from pearl.core.progress import fresh_batch
 from pearl.core.shape import Shape, parse_shape
 from pearl.core.workload import WorkloadProfile
@@ -108,12 +108,36 @@ def test_hybrids_are_behind_a_switch() -> None:
         ["1P1D2C append<=8"],
     ]
     assert shapes(space, {2: 3})[0] == ["1P1D1C@tp2"]
-    assert shapes(space, {1: 2}) == []
+    assert shapes(space, {1: 4, 2: 2}, pairs={(1, 1)}) == shapes(space, {1: 4})
+    assert shapes(space, {1: 2}) == shapes(space, {1: 1}) == shapes(space, {1: 0}) == []
     # Many: some numbers of colocated workers, from 1 to all but two: 1 + 74 i^2 / 225 for i = 0 .. 7, and so from the other end.
     many = shapes(replace(space, append_tokens=(0,)), {1: 40})
     numbers = (1, 2, 4, 6, 9, 13, 17, 22, 26, 30, 33, 35, 37, 38)
     assert [line[0] for line in many] == [f"1P{39 - c}D{c}C" for c in numbers]
     assert many[-1] == ["1P1D38C"]
+
+
+def test_tensor_parallelisms_of_which_a_budget_says_nothing_have_no_workers() -> None:
+    two = platform(1, 2, pairs={(2, 1)})
+    assert lines_of(two, budget({1: 4}), PAIRS, 0) == []
+    assert lines_of(platform(1, 2), budget({}, overlap=1), PAIRS, 1) == []
+    assert lines_of(two, budget({2: 2}, overlap=1, overlap_tp=2), PAIRS, 1) == []
+
+
+def test_lines_ask_for_what_their_targets_ask_for() -> None:
+    # So that nothing is predicted twice.
+    there = budget({1: 8, 2: 4, 4: 2}, overlap=1, overlap_tp=4)
+    for borrowed in (0, 1):
+        lines = lines_of(platform(1, 2, 4), there, Space(hybrid=True, append_tokens=(0, 8)), borrowed)
+        targets = [line.target(place) for line in lines for place in range(line.length)]
+        asked, meant = first_round([lines]), candidates_of(targets)
+        assert len(asked) == len(meant) > 15
+        for role in SERVING_ROLES:
+            assert asked.workers[role].tolist() == meant.workers[role].tolist()
+            assert asked.tp[role].tolist() == meant.tp[role].tolist()
+        assert asked.append_tokens.tolist() == meant.append_tokens.tolist()
+        assert asked.second.tolist() == meant.second.tolist()
+        assert asked.second_tp.tolist() == meant.second_tp.tolist()
 
 
 # With borrowed workers
@@ -133,6 +157,7 @@ def test_borrowed_workers_stand_beside_colocated_ones_of_another_tensor_parallel
         ["5C@tp2"],
         ["3C@tp2+1C@tp4"],
     ]
+    assert shapes(COLOCATED, {1: 4, 2: 2}, borrowed=1, overlap_tp=2) == [["4C@tp1+1C@tp2"], ["3C@tp2"]]
     # Where none is dedicated there is nothing to stand beside.
     assert shapes(COLOCATED, {1: 0, 2: 0}, borrowed=3, overlap_tp=2) == [["3C@tp2"]]
 
@@ -294,6 +319,8 @@ def test_ties_of_lines_go_to_the_first() -> None:
         (0, 0, [0]),
         (3, 5, [3, 4, 5]),
         (0, 15, list(range(16))),
+        (20, 35, list(range(20, 36))),
+        (1, 0, []),
         # Sixteen, of which the i-th is (2 i / 15)^2 / 2 of the way for i = 0 .. 7, and the others as far from the other end.
         # Of 64: 128 i^2 / 225 = 0, 0.6, 2.3, 5.1, 9.1, 14.2, 20.5, 27.9.
         (0, 64, [0, 1, 2, 5, 9, 14, 20, 28, 36, 44, 50, 55, 59, 62, 63, 64]),
@@ -325,6 +352,26 @@ def test_the_best_ratio_is_found_wherever_it_is(best_place: int) -> None:
     choice = choose(formula.forecast(*known()), platform(1), budget({1: 128}), PAIRS)
     assert best(choice) == f"{best_place}P{128 - best_place}D"
     assert choice.evaluated < 40
+
+
+@pytest.mark.parametrize("best_place", [2, 5, 9, 990, 994, 998])
+def test_the_best_ratio_is_found_between_an_end_and_what_is_next_to_it(best_place: int) -> None:
+    # Of 999 ratios the first round looks at 0 and 9, and at as many at the other end.
+    formula = Formula(lambda each: 100.0 + abs(each.shape.pools[0].workers - best_place))
+    choice = choose(formula.forecast(*known()), platform(1), budget({1: 1000}), PAIRS)
+    assert best(choice) == f"{best_place}P{1000 - best_place}D"
+
+
+def test_shapes_without_a_ratio_keep_no_line_from_being_looked_at_more_closely() -> None:
+    # Four tensor parallelisms, colocated: all of them are better than the first round of pairs, and none has more to look at.
+    tps = (1, 2, 4, 8)
+    found = search(
+        Rounds(lambda each: 50.0 + abs(each.shape.pools[0].workers - 30) if len(each.shape.pools) == 2 else 50.5),
+        [*map(colocated, tps), pairs(1, 65)],
+        Space(),
+        None,
+    )
+    assert best(found) == "30P36D"
 
 
 def test_all_are_asked_where_that_is_wanted() -> None:

@@ -227,6 +227,7 @@ def test_a_fleet_that_no_predictor_can_be_asked_about_cannot_stay() -> None:
         Infeasible.UNSUPPORTED,
     )
     assert (made.reason, text(made.chosen)) == (Reason.FORCED, "4C")
+    assert made.current.borrowed == 0
 
 
 def test_pools_of_the_current_shape_are_in_one_order() -> None:
