@@ -205,13 +205,15 @@ def test_gpus_with_somebody_left_on_them_do_not_go_back() -> None:
         ("x2", "x2"),
         ("x1 x2", "x1 x2"),
         # What may be used, what is reserved and what is not there does not leave, whoever says so.
-        ("x0 x2 a1 z9", "x2"),
+        ("x0 x2 x4 a1 z9", "x2"),
         ("x0", ""),
+        ("x4", ""),
         ("", ""),
     ],
 )
 def test_of_external_gpus_that_may_not_be_used_those_go_back_that_leave(leaving: str | None, back: str) -> None:
-    state = fleet("a2 x4x", "0 C a0", "1 C x0", "2 C x2")
+    # Nobody is on x3 and x4; x4 may be used, and is kept.
+    state = fleet("a2 x5x", "0 C a0", "1 C x0", "2 C x2")
     named = None if leaving is None else frozenset(ids(leaving))
     made = plan(state, replace(request(state, "2C", without="a1 x1 x2 x3"), leaving=named), COSTS)
     assert isinstance(made, Plan)
