@@ -98,7 +98,7 @@ def _grown(columns: Sequence[_Column], demand: Demand, borrowed: int, costs: Tra
     prices = {columns[place][0].kind: price.seat(columns[place][0]) for place in others}
     if (borrowed and len(sleeping) != 1) or len(set(prices.values())) < len(prices):
         return None
-    for place in sleeping if borrowed else ():
+    for place in sleeping:
         counts[place] = min(borrowed, len(columns[place]), lacking[columns[place][0].tp])
         lacking[columns[place][0].tp] -= counts[place]
         borrowed -= counts[place]

@@ -93,11 +93,13 @@ def first_round(searches: Sequence[Sequence[Line]]) -> Candidates:
 
 
 def _first_places(lines: Sequence[Line]) -> list[Ints]:
-    """Places of each line that are looked at in the first round; append-prefill waits where there is much without it."""
+    """Places of each line that are looked at in the first round; where there are many, append-prefill waits for those without."""
     places = [spread(0, line.length - 1) for line in lines]
-    if sum(map(len, places)) <= FEW or all(line.append_tokens for line in lines):
+    if sum(map(len, places)) <= FEW:
         return places
-    return [NOWHERE if line.append_tokens else each for line, each in zip(lines, places, strict=True)]
+    without = {line for line in lines if not line.append_tokens}
+    waits = [line.append_tokens and replace(line, append_tokens=0) in without for line in lines]
+    return [NOWHERE if wait else each for wait, each in zip(waits, places, strict=True)]
 
 
 class _Found:
@@ -127,7 +129,7 @@ class _Found:
     def vary(self, forecast: Forecast, lines: Sequence[Line]) -> None:
         """Look at append-prefill too on the lines that are best without it."""
         best = [lines[self.line[index]] for index in self._ranked() if lines[self.line[index]].decode_workers]
-        alike = {replace(line, append_tokens=0) for line in best[:LINES]}
+        alike = set(best[:LINES])
         known = {int(line) for line in self.line}
         places = [
             spread(0, line.length - 1) if at not in known and replace(line, append_tokens=0) in alike else NOWHERE

@@ -162,6 +162,15 @@ def _sides(candidates: Candidates) -> dict[_Side, Bools]:
     }
 
 
+def _keepers(side: _Side, fleets: _Fleets) -> tuple[Floats, Ints]:
+    """The workers of a side that keep prefixes, and their tensor parallelism."""
+    return {
+        _Side.PAIRED: (fleets.prefill, fleets.prefill_tp),
+        _Side.FIRST: (fleets.colocated, fleets.colocated_tp),
+        _Side.SECOND: (fleets.second, fleets.second_tp),
+    }[side]
+
+
 class _Network:
     """Rates of fleets along one drain."""
 
@@ -212,21 +221,13 @@ class _Network:
         return np.asarray(np.max(rates, axis=0), dtype=np.float64)
 
     def _curve(self, side: _Side, fleets: _Fleets, population: Floats) -> _Curve:
-        match side:
-            case _Side.PAIRED:
-                return self._paired_curve(fleets, population)
-            case _Side.FIRST:
-                return self._colocated_curve(fleets.colocated, fleets.colocated_tp, population)
-            case _Side.SECOND:
-                return self._colocated_curve(fleets.second, fleets.second_tp, population)
+        if side is _Side.PAIRED:
+            return self._paired_curve(fleets, population)
+        return self._colocated_curve(*_keepers(side, fleets), population)
 
     def _room(self, side: _Side, fleets: _Fleets) -> Floats:
         """KV of the workers that keep prefixes, in tokens, shape `[S, 1]`."""
-        workers, tp = {
-            _Side.PAIRED: (fleets.prefill, fleets.prefill_tp),
-            _Side.FIRST: (fleets.colocated, fleets.colocated_tp),
-            _Side.SECOND: (fleets.second, fleets.second_tp),
-        }[side]
+        workers, tp = _keepers(side, fleets)
         return np.asarray(self._stations.capacity[tp, None] * workers[:, 0], dtype=np.float64)
 
     def _colocated_curve(self, workers: Floats, tp: Ints, population: Floats) -> _Curve:

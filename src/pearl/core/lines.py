@@ -134,7 +134,7 @@ def _pair_lines(
 
 def _hybrid_lines(tp: int, workers: int, space: Space, borrowed: int) -> Iterable[Line]:
     """Of xPyD beside colocated workers, one line for each of some numbers of colocated workers."""
-    for colocated in np.unique(spread(1, workers - 2)).tolist() if workers >= 3 else []:
+    for colocated in spread(1, workers - 2).tolist():
         rest = workers - colocated
         for append_tokens in space.append_tokens:
             first = (1, rest - 1, colocated)
@@ -162,7 +162,10 @@ def _line(
 
 
 def spread(low: int, high: int) -> Ints:
-    """At most `POINTS` whole numbers from low to high, both included; denser at both ends, where ratios change fastest."""
+    """At most `POINTS` whole numbers from low to high, both included; none where low > high.
+
+    Rising; denser at both ends, where ratios change fastest.
+    """
     if high - low < POINTS:
         return np.arange(low, high + 1)
     even = np.linspace(-1.0, 1.0, POINTS)

@@ -1,7 +1,7 @@
 """What an event finds: which GPUs may be used, who serves and may stay, what has to go.
 
-The first stage of a decision (`decide`): the budget. What leaves, what a policy leaves alone and what is in transition is no part
-of it; borrowed GPUs are, until training needs them or the predicted end of the batch is near.
+The first stage of a decision (`decide`): the budget. What leaves, what a policy leaves alone and what is in transition is not
+part of it; borrowed GPUs are, until training needs them or the predicted end of the batch is near.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Scene:
 
 
 def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Moment, now_s: float) -> Scene:
-    """What a policy finds at a moment; what it will ask the predictor for is asked for here."""
+    """The fleet, the GPUs and the shape that an event finds, with what the gate of return says of borrowed workers."""
     forecast = Remembered(policy.predictor.forecast(situation.profile, situation.progress))
     serving = [worker for worker in state.active() if worker.role is not Role.TRAINING]
     moving = any(
@@ -103,7 +103,7 @@ def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Mo
         forced=len(staying) < len(serving),
         moving=moving,
         borrowed=lent,
-        current=_option(forecast, situation, staying, lent),
+        current=_option(forecast, situation, staying, lent) if staying else None,
         gates=gates,
     )
 
@@ -150,12 +150,12 @@ def _lends(policy: Policy, situation: Situation, moment: Moment) -> bool:
     return True
 
 
-def _return(policy: Policy, situation: Situation, now: Option | None, moment: Moment, now_s: float) -> Verdict:
+def _return(policy: Policy, situation: Situation, now: Option, moment: Moment, now_s: float) -> Verdict:
     """Whether what is borrowed goes back."""
     return return_due(
         now_s=now_s,
-        close_s=math.inf if now is None else now.close_s,
-        error_s=0.0 if now is None else now.error_s,
+        close_s=now.close_s,
+        error_s=now.error_s,
         return_s=situation.profile.platform.costs.return_s,
         z=policy.return_z,
         batch_closed=_batch_closed(situation, moment),
@@ -166,10 +166,8 @@ def _batch_closed(situation: Situation, moment: Moment) -> bool:
     return moment is Moment.TRAINING_BEGAN or situation.training or situation.progress.needed_groups == 0
 
 
-def _option(forecast: Forecast, situation: Situation, workers: Sequence[Worker], borrowed: int) -> Option | None:
-    """Workers as a shape with its prediction; None for none."""
-    if not workers:
-        return None
+def _option(forecast: Forecast, situation: Situation, workers: Sequence[Worker], borrowed: int) -> Option:
+    """Workers, at least one, as a shape with its prediction."""
     counts: dict[tuple[Role, int], int] = {}
     for worker in workers:
         pool = (worker.role, len(worker.gpus))

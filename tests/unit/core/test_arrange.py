@@ -1,5 +1,8 @@
+from itertools import product
+
 import pytest
 
+from pearl.core import arrange as module
 from pearl.core.arrange import Arrangement, Demand, arrange
 from pearl.core.platform import TransitionCosts
 from pearl.core.seats import seats_of
@@ -204,3 +207,119 @@ def test_the_request_gives_the_demand() -> None:
     )
     assert isinstance(found, Arrangement)
     assert sorted(seat.tp for seat in found.seats) == [1, 1, 2]
+
+
+# Fleets that only grow: no program
+
+
+def solved(
+    monkeypatch: pytest.MonkeyPatch, state: FleetState, demand: Demand, borrowed: int = 0, **costs: float
+) -> int:
+    """How many programs it took; without the short way the same comes of it."""
+    calls = 0
+    real = module._solve
+
+    def counting(program: module._Program) -> list[int] | None:
+        nonlocal calls
+        calls += 1
+        return real(program)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_solve", counting)
+        found = arranged(state, demand, borrowed, costing(**costs))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_grown", lambda *_: None)
+        assert found == arranged(state, demand, borrowed, costing(**costs))
+    return calls
+
+
+def test_where_all_may_stay_no_program_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = fleet("a4 b2t", "0 P a0", "1 D a1", "2 P b0", "3 D- b1")
+    for demand, borrowed, seats in (
+        ({(P, 1): 2, (D, 1): 1}, 1, ["keep 0", "keep 1", "keep 2"]),
+        ({(P, 1): 2, (D, 1): 3}, 1, ["keep 0", "keep 1", "keep 2", "start a2", "start a3"]),
+        ({(P, 1): 2, (D, 1): 2}, 2, ["keep 0", "keep 1", "keep 2", "wake 3"]),
+        ({(P, 1): 2, (D, 1): 1, (C, 1): 2}, 2, ["keep 0", "keep 1", "keep 2", "start a2", "wake 3"]),
+    ):
+        assert arranged(state, demand, borrowed) == (seats, [])
+        assert solved(monkeypatch, state, demand, borrowed) == 0
+    assert solved(monkeypatch, fleet("a2"), {(P, 1): 2}) == 0
+
+
+def test_of_missing_ones_the_cheapest_are_taken_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = fleet("a3", "0 C a0", "1 C- a1")
+    assert arranged(state, {(C, 1): 2}) == (["keep 0", "wake 1"], [])
+    assert solved(monkeypatch, state, {(C, 1): 2}) == 0
+    assert arranged(state, {(C, 1): 2}, costs=costing(activate_s=51)) == (["keep 0", "start a2"], [])
+    assert solved(monkeypatch, state, {(C, 1): 2}, activate_s=51) == 0
+    assert arranged(state, {(C, 1): 3}) == (["keep 0", "start a2", "wake 1"], [])
+    assert solved(monkeypatch, state, {(C, 1): 3}) == 0
+
+
+def test_borrowed_ones_of_one_tensor_parallelism_are_woken_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Two overlap workers of two GPUs sleep; one is wanted, and one of one GPU starts.
+    state = fleet("a2 b4t", "0 C a0", "1 C- b0 b1", "2 C- b2 b3")
+    demand = {(C, 1): 2, (D, 2): 1}
+    assert arranged(state, demand, 1) == (["keep 0", "start a1", "wake 1"], [])
+    assert solved(monkeypatch, state, demand, 1) == 0
+    # One of two that sleep; the other missing one is new. And none of them.
+    state = fleet("a3 b2t", "0 P a0", "1 P- b0", "2 P- b1")
+    assert arranged(state, {(P, 1): 3}, 1) == (["keep 0", "start a1", "wake 1"], [])
+    assert solved(monkeypatch, state, {(P, 1): 3}, 1) == 0
+    assert arranged(state, {(P, 1): 3}, 0) == (["keep 0", "start a1", "start a2"], [])
+    assert solved(monkeypatch, state, {(P, 1): 3}, 0) == 0
+    # Of two tensor parallelisms where none is to be borrowed.
+    state = fleet("a4 b3t", "0 P a0", "1 P- b0", "2 P- b1 b2")
+    assert solved(monkeypatch, state, {(P, 1): 2, (D, 2): 1}, 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("why", "state", "demand", "borrowed", "costs"),
+    [
+        ("one more is borrowed than may be", fleet("a3 b1t", "0 P a0", "1 P b0"), {(P, 1): 3}, 0, {}),
+        ("a role has one too many", fleet("a3", "0 P a0", "1 P a1"), {(P, 1): 1, (D, 1): 1}, 0, {}),
+        ("a role is not wanted", fleet("a3", "0 C a0", "1 P a1"), {(P, 1): 2}, 0, {}),
+        ("as many, of another role", fleet("a1", "0 P a0"), {(D, 1): 1}, 0, {}),
+        ("seats cost the same", fleet("a3", "0 P a0", "1 P- a1"), {(P, 1): 2}, 0, {"activate_s": 50}),
+        ("nobody sleeps that could be borrowed", fleet("a3 b1t", "0 P a0"), {(P, 1): 2}, 1, {}),
+        ("too few sleep", fleet("a3 b1t", "0 P a0", "1 P- b0"), {(P, 1): 3}, 2, {}),
+        ("too few seats", fleet("a2", "0 P a0"), {(P, 1): 3}, 0, {}),
+        (
+            "more are to be borrowed than are missing",
+            fleet("a2 b2t", "0 P a0", "1 P a1", "2 P- b0", "3 P- b1"),
+            {(P, 1): 3},
+            2,
+            {},
+        ),
+        (
+            "borrowed ones of two tensor parallelisms",
+            fleet("a4 b3t", "0 P a0", "1 P- b0", "2 P- b1 b2"),
+            {(P, 1): 2, (D, 2): 1},
+            1,
+            {},
+        ),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_where_somebody_has_to_go_or_seats_compete_a_program_decides(
+    why: str,
+    state: FleetState,
+    demand: Demand,
+    borrowed: int,
+    costs: dict[str, float],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert solved(monkeypatch, state, demand, borrowed, **costs) > 0, why
+
+
+def test_the_short_way_leads_where_programs_lead(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = (
+        fleet("a4 b2t", "0 P a0", "1 D a1", "2 D- b0", "3 P- b1"),
+        fleet("a5 b1t", "0 P a0", "1 P b0", "2 D- a2"),
+        fleet("a4 b2 c3t", "0 P a0", "1 D- c0", "2 P- a1"),
+    )
+    counts = [
+        solved(monkeypatch, state, {(P, 1): p, (D, 1): d}, borrowed)
+        for state, p, d, borrowed in product(states, (1, 2, 3), (1, 2), (0, 1, 2))
+    ]
+    assert 10 <= counts.count(0) <= len(counts) - 10

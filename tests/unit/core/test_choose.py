@@ -1,14 +1,15 @@
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from pearl.core.budget import Budget
-from pearl.core.choose import TIE, Choice, Moves, Option, choose, moves, search
+from pearl.core.choose import FEW, LINES, TIE, Choice, Moves, Option, choose, first_round, moves, search
 from pearl.core.distribution import constant, distribution_of
 from pearl.core.fluid import FluidPredictor
 from pearl.core.lines import POINTS, Line, Space, lines_of, spread
-from pearl.core.makespan import Infeasible, Profile, Target
+from pearl.core.makespan import SERVING_ROLES, Candidates, Infeasible, Predictions, Profile, Target, candidates_of
 from pearl.core.progress import fresh_batch
 from pearl.core.shape import Shape, parse_shape
 from pearl.core.workload import WorkloadProfile
@@ -107,11 +108,36 @@ def test_hybrids_are_behind_a_switch() -> None:
         ["1P1D2C append<=8"],
     ]
     assert shapes(space, {2: 3})[0] == ["1P1D1C@tp2"]
-    assert shapes(space, {1: 2}) == []
-    # Many: some numbers of colocated workers, from 1 to all but two.
+    assert shapes(space, {1: 4, 2: 2}, pairs={(1, 1)}) == shapes(space, {1: 4})
+    assert shapes(space, {1: 2}) == shapes(space, {1: 1}) == shapes(space, {1: 0}) == []
+    # Many: some numbers of colocated workers, from 1 to all but two: 1 + 74 i^2 / 225 for i = 0 .. 7, and so from the other end.
     many = shapes(replace(space, append_tokens=(0,)), {1: 40})
-    assert [line[0] for line in many] == [f"1P{39 - c}D{c}C" for c in (1, 2, 6, 11, 20, 28, 33, 37, 38)]
+    numbers = (1, 2, 4, 6, 9, 13, 17, 22, 26, 30, 33, 35, 37, 38)
+    assert [line[0] for line in many] == [f"1P{39 - c}D{c}C" for c in numbers]
     assert many[-1] == ["1P1D38C"]
+
+
+def test_tensor_parallelisms_of_which_a_budget_says_nothing_have_no_workers() -> None:
+    two = platform(1, 2, pairs={(2, 1)})
+    assert lines_of(two, budget({1: 4}), PAIRS, 0) == []
+    assert lines_of(platform(1, 2), budget({}, overlap=1), PAIRS, 1) == []
+    assert lines_of(two, budget({2: 2}, overlap=1, overlap_tp=2), PAIRS, 1) == []
+
+
+def test_lines_ask_for_what_their_targets_ask_for() -> None:
+    # So that nothing is predicted twice.
+    there = budget({1: 8, 2: 4, 4: 2}, overlap=1, overlap_tp=4)
+    for borrowed in (0, 1):
+        lines = lines_of(platform(1, 2, 4), there, Space(hybrid=True, append_tokens=(0, 8)), borrowed)
+        targets = [line.target(place) for line in lines for place in range(line.length)]
+        asked, meant = first_round([lines]), candidates_of(targets)
+        assert len(asked) == len(meant) > 15
+        for role in SERVING_ROLES:
+            assert asked.workers[role].tolist() == meant.workers[role].tolist()
+            assert asked.tp[role].tolist() == meant.tp[role].tolist()
+        assert asked.append_tokens.tolist() == meant.append_tokens.tolist()
+        assert asked.second.tolist() == meant.second.tolist()
+        assert asked.second_tp.tolist() == meant.second_tp.tolist()
 
 
 # With borrowed workers
@@ -131,6 +157,7 @@ def test_borrowed_workers_stand_beside_colocated_ones_of_another_tensor_parallel
         ["5C@tp2"],
         ["3C@tp2+1C@tp4"],
     ]
+    assert shapes(COLOCATED, {1: 4, 2: 2}, borrowed=1, overlap_tp=2) == [["4C@tp1+1C@tp2"], ["3C@tp2"]]
     # Where none is dedicated there is nothing to stand beside.
     assert shapes(COLOCATED, {1: 0, 2: 0}, borrowed=3, overlap_tp=2) == [["3C@tp2"]]
 
@@ -291,30 +318,32 @@ def test_ties_of_lines_go_to_the_first() -> None:
     [
         (0, 0, [0]),
         (3, 5, [3, 4, 5]),
-        (0, 8, list(range(9))),
-        # bent(e) = sign(e) (1 - (1 - |e|)^2) at e = -1, -3/4 .. 1 is 0, 1/16, 1/4, 9/16 and 1 on either side of the middle:
-        # places 0, 1/32, 1/8, 7/32 + ... of the way; by hand for 64: 0, 2, 8, 18, 32, 46, 56, 62, 64.
-        (0, 64, [0, 2, 8, 18, 32, 46, 56, 62, 64]),
-        (100, 164, [100, 102, 108, 118, 132, 146, 156, 162, 164]),
-        (0, 9, [0, 1, 3, 4, 6, 8, 9]),
+        (0, 15, list(range(16))),
+        (20, 35, list(range(20, 36))),
+        (1, 0, []),
+        # Sixteen, of which the i-th is (2 i / 15)^2 / 2 of the way for i = 0 .. 7, and the others as far from the other end.
+        # Of 64: 128 i^2 / 225 = 0, 0.6, 2.3, 5.1, 9.1, 14.2, 20.5, 27.9.
+        (0, 64, [0, 1, 2, 5, 9, 14, 20, 28, 36, 44, 50, 55, 59, 62, 63, 64]),
+        (100, 164, [100, 101, 102, 105, 109, 114, 120, 128, 136, 144, 150, 155, 159, 162, 163, 164]),
+        # Of 16: 0, 0.1, 0.6, 1.3, 2.3, 3.6, 5.1, 7.0; the same number counts once.
+        (0, 16, [0, 1, 2, 4, 5, 7, 9, 11, 12, 14, 15, 16]),
     ],
 )
 def test_places_are_denser_at_both_ends(low: int, high: int, numbers: list[int]) -> None:
     assert spread(low, high).tolist() == numbers
 
 
-def test_a_first_round_of_nine_then_closer_around_the_best() -> None:
-    # 65 ratios; the best is 30P36D. First round: places 0, 2, 8, 18, 32, 46 ..; then between 18 and 46, and so on.
+def test_a_first_round_of_sixteen_then_closer_around_the_best() -> None:
+    # 65 ratios; the best is 30P36D, place 29. First round: as above for 64. Its best is place 28, between 20 and 36: there at
+    # 16 places from 20 on, as above for 16. Then 29 is best, between 28 and 31; then its neighbours are known.
     told = Told({f"{p}P{66 - p}D": 100.0 + abs(p - 30) for p in range(1, 66)})
     choice = choose(told._predict, platform(1), budget({1: 66}), PAIRS)
     assert best(choice) == "30P36D"
     assert choice.evaluated == len(told.asked) == len(set(told.asked))
-    assert POINTS == 9
-    first = [f"{place + 1}P{65 - place}D" for place in (0, 2, 8, 18, 32, 46, 56, 62, 64)]
-    assert told.asked[:9] == first
-    assert choice.evaluated < 30
-    # Its neighbours are known.
-    assert {"29P37D", "31P35D"} <= set(told.asked)
+    assert POINTS == 16
+    first = (0, 1, 2, 5, 9, 14, 20, 28, 36, 44, 50, 55, 59, 62, 63, 64)
+    second = (21, 22, 24, 25, 27, 29, 31, 32, 34, 35)
+    assert told.asked == [f"{place + 1}P{65 - place}D" for place in (*first, *second, 30)]
 
 
 @pytest.mark.parametrize("best_place", [1, 2, 3, 17, 64, 125, 126, 127])
@@ -323,6 +352,26 @@ def test_the_best_ratio_is_found_wherever_it_is(best_place: int) -> None:
     choice = choose(formula.forecast(*known()), platform(1), budget({1: 128}), PAIRS)
     assert best(choice) == f"{best_place}P{128 - best_place}D"
     assert choice.evaluated < 40
+
+
+@pytest.mark.parametrize("best_place", [2, 5, 9, 990, 994, 998])
+def test_the_best_ratio_is_found_between_an_end_and_what_is_next_to_it(best_place: int) -> None:
+    # Of 999 ratios the first round looks at 0 and 9, and at as many at the other end.
+    formula = Formula(lambda each: 100.0 + abs(each.shape.pools[0].workers - best_place))
+    choice = choose(formula.forecast(*known()), platform(1), budget({1: 1000}), PAIRS)
+    assert best(choice) == f"{best_place}P{1000 - best_place}D"
+
+
+def test_shapes_without_a_ratio_keep_no_line_from_being_looked_at_more_closely() -> None:
+    # Four tensor parallelisms, colocated: all of them are better than the first round of pairs, and none has more to look at.
+    tps = (1, 2, 4, 8)
+    found = search(
+        Rounds(lambda each: 50.0 + abs(each.shape.pools[0].workers - 30) if len(each.shape.pools) == 2 else 50.5),
+        [*map(colocated, tps), pairs(1, 65)],
+        Space(),
+        None,
+    )
+    assert best(found) == "30P36D"
 
 
 def test_all_are_asked_where_that_is_wanted() -> None:
@@ -335,7 +384,8 @@ def test_all_are_asked_where_that_is_wanted() -> None:
 
 
 def test_only_the_best_lines_are_looked_at_more_closely() -> None:
-    # Six lines of one mode, told apart by the bound of append-prefill: each worse than the one before.
+    # Six lines of one mode, told apart by the bound of append-prefill: each worse than the one before. 16 places of each are few
+    # enough for all at once; on four 11 more, as above.
     space = replace(PAIRS, append_tokens=(0, 1, 2, 3, 4, 5))
     asked: dict[int, int] = {}
 
@@ -345,8 +395,9 @@ def test_only_the_best_lines_are_looked_at_more_closely() -> None:
 
     choice = choose(Formula(seconds).forecast(*known()), platform(1), budget({1: 66}), space)
     assert [each.target.append_tokens for each in choice.considered] == [0, 1, 2, 3, 4, 5]
-    assert [asked[bound] > 9 for bound in range(6)] == [True, True, True, True, False, False]
-    assert choice.evaluated == sum(asked.values())
+    assert LINES == 4
+    assert [asked[bound] for bound in range(6)] == [27, 27, 27, 27, 16, 16]
+    assert choice.evaluated == 140
 
 
 def known() -> tuple[Profile, object]:
@@ -376,6 +427,147 @@ def test_coarse_finds_what_looking_everywhere_finds(gpus: int, seed: int) -> Non
     assert whole.best is not None
     assert coarse.best.close_s <= whole.best.close_s * (1 + 2 * TIE)
     assert coarse.evaluated < whole.evaluated
+
+
+# Append-prefill waits
+
+
+class Rounds:
+    """Answers with `seconds`; keeps what was asked for, round by round."""
+
+    def __init__(self, seconds: Callable[[Target], float]) -> None:
+        self.asked: list[list[str]] = []
+        self._formula = Formula(seconds)
+
+    def __call__(self, candidates: Candidates) -> Predictions:
+        self.asked.append([str(candidates.target(index)) for index in range(len(candidates))])
+        return self._formula.forecast(*known())(candidates)
+
+
+def pairs(tp: int, length: int, append_tokens: int = 0) -> Line:
+    """As many ratios of prefill at tp and decode at 1, of `length` + 1 workers."""
+    return Line(
+        prefill_tp=tp,
+        decode_tp=1,
+        colocated_tp=1,
+        length=length,
+        first=(1, length, 0),
+        step=(1, -1, 0),
+        append_tokens=append_tokens,
+        borrowed=0,
+    )
+
+
+def colocated(tp: int) -> Line:
+    return replace(pairs(1, 1), colocated_tp=tp, first=(0, 0, 3), step=(0, 0, 0))
+
+
+def texts(lines: Sequence[Line]) -> list[str]:
+    return [str(line.target(place)) for line in lines for place in range(line.length)]
+
+
+PLAIN, APPEND = [pairs(1, 16), pairs(2, 16), pairs(4, 16)], [pairs(1, 16, 8), pairs(2, 16, 8), pairs(4, 16, 8)]
+
+
+def test_append_prefill_is_looked_at_at_once_where_there_are_few() -> None:
+    # 48 without, 48 with, and 4 colocated.
+    few = [*PLAIN, *APPEND, *map(colocated, (1, 2, 4, 8))]
+    assert len(texts(few)) == FEW == 100
+    rounds = Rounds(lambda _: 50.0)
+    found = search(rounds, few, Space(), None)
+    assert rounds.asked == [texts(few)]
+    assert found.evaluated == 100
+    # Bare lines are asked for no second time when all have been asked for.
+    plain = [*PLAIN, *map(colocated, (1, 2, 4, 8))]
+    rounds = Rounds(lambda _: 50.0)
+    assert search(rounds, plain, Space(), None).evaluated == 52
+    assert rounds.asked == [texts(plain)]
+
+
+def test_append_prefill_is_looked_at_after_the_rest_where_there_are_many() -> None:
+    many = [*PLAIN, *APPEND, *map(colocated, (1, 2, 4, 8, 16))]
+    assert len(texts(many)) == 101
+    rounds = Rounds(lambda each: 10.0 if str(each) == "3P@tp2+14D@tp1 append<=8" else 50.0)
+    found = search(rounds, many, Space(), None)
+    assert rounds.asked == [texts([*PLAIN, *map(colocated, (1, 2, 4, 8, 16))]), texts(APPEND)]
+    assert (best(found), found.evaluated) == ("3P@tp2+14D@tp1 append<=8", 101)
+    assert [str(each.target) for each in found.considered][:2] == ["3P@tp2+14D@tp1 append<=8", "1P16D"]
+
+
+def test_append_prefill_is_looked_at_where_pairs_are_best_without() -> None:
+    # Six tensor parallelisms of prefill: the larger, the faster. Colocated is faster than all, but has no append-prefill.
+    tps = (1, 2, 4, 8, 16, 32)
+    lines = [colocated(1), *(pairs(tp, 9, bound) for tp in tps for bound in (0, 8, 64))]
+    rounds = Rounds(lambda each: 50.0 - each.shape.pools[0].tp if len(each.shape.pools) == 2 else 1.0)
+    found = search(rounds, lines, Space(), None)
+    bare = [colocated(1), *(pairs(tp, 9) for tp in tps)]
+    varied = [pairs(tp, 9, bound) for tp in (4, 8, 16, 32) for bound in (8, 64)]
+    assert rounds.asked == [texts(bare), texts(varied)]
+    assert found.evaluated == 1 + 6 * 9 + 4 * 2 * 9
+    assert str(found.considered[-1].target) == "1P9D"
+
+
+def test_append_prefill_is_looked_at_coarsely_then_closer() -> None:
+    # 65 ratios, four bounds: 64 places without and 16 beside. The best of all is with 9 tokens, at place 29.
+    lines = [pairs(1, 65, bound) for bound in (0, 7, 8, 9)] + [pairs(2, 65, bound) for bound in (0, 7, 8)]
+
+    def seconds(each: Target) -> float:
+        return 100.0 - each.append_tokens + abs(each.shape.pools[0].workers - 30) + each.shape.pools[0].tp
+
+    rounds = Rounds(seconds)
+    found = search(rounds, lines, Space(), None)
+    first = (0, 1, 2, 5, 9, 14, 20, 28, 36, 44, 50, 55, 59, 62, 63, 64)
+    assert rounds.asked[0] == [str(line.target(place)) for line in (lines[0], lines[4]) for place in first]
+    assert rounds.asked[1] == [str(line.target(place)) for line in (*lines[1:4], *lines[5:]) for place in first]
+    # The best four of seven are refined: 9, 8, 7 tokens at tp 1, and 8 at tp 2.
+    second = (21, 22, 24, 25, 27, 29, 31, 32, 34, 35)
+    closer = (lines[1], lines[2], lines[3], lines[6])
+    assert rounds.asked[2:] == [
+        [str(line.target(place)) for line in closer for place in second],
+        [str(line.target(30)) for line in closer],
+    ]
+    assert best(found) == "30P36D append<=9"
+
+
+def test_append_prefill_waits_for_nobody_where_nothing_is_without() -> None:
+    lines = [*APPEND, pairs(8, 16, 8), pairs(16, 16, 8), pairs(32, 16, 8), pairs(64, 16, 8)]
+    assert len(texts(lines)) > FEW
+    rounds = Rounds(lambda _: 50.0)
+    search(rounds, lines, Space(), None)
+    assert rounds.asked == [texts(lines)]
+    # Nor where others are without: of the second tensor parallelism both.
+    lines = [pairs(1, 16, 8), pairs(2, 16), *lines[1:]]
+    rounds = Rounds(lambda _: 50.0)
+    search(rounds, lines, Space(), None)
+    assert rounds.asked == [texts([*lines[:2], *lines[3:]]), texts([pairs(2, 16, 8)])]
+
+
+def test_all_are_asked_at_once_where_that_is_wanted() -> None:
+    lines = [*PLAIN, *APPEND, *map(colocated, (1, 2, 4, 8, 16))]
+    rounds = Rounds(lambda _: 50.0)
+    assert search(rounds, lines, Space(exhaustive=True), None).evaluated == 101
+    assert rounds.asked == [texts(lines)]
+
+
+def test_the_first_round_of_several_searches_is_what_each_asks_at_first() -> None:
+    # Few, many and long, none, and few again: many in all, but each search for itself decides whether append-prefill waits.
+    searches = [
+        [*PLAIN, *APPEND],
+        [
+            *(pairs(tp, 65, bound) for tp in (1, 2, 4) for bound in (0, 8, 64)),
+            replace(colocated(2), second=4, second_tp=8),
+        ],
+        [],
+        [colocated(1), pairs(1, 2, 8)],
+    ]
+    wanted: list[str] = []
+    for lines in searches:
+        rounds = Rounds(lambda _: 50.0)
+        search(rounds, lines, Space(), None)
+        wanted += rounds.asked[0] if lines else []
+    together = first_round(searches)
+    assert [str(together.target(index)) for index in range(len(together))] == wanted
+    assert len(wanted) == 96 + 3 * 16 + 1 + 3
 
 
 def test_lines_can_be_searched_that_nobody_enumerated() -> None:

@@ -490,15 +490,24 @@ def test_append_prefill_is_kept_where_some_are_looked_at() -> None:
     [
         (1, []),
         (2, [1]),
-        (10, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
-        (11, [1, 3, 5, 7, 9]),
-        (19, [1, 3, 5, 7, 9, 11, 13, 15, 17]),
-        (20, [1, 4, 7, 10, 13, 16, 19]),
-        (100, [1, 12, 23, 34, 45, 56, 67, 78, 89]),
+        (5, [1, 2, 3, 4]),
+        (6, [1, 3, 5]),
+        (9, [1, 3, 5, 7]),
+        (10, [1, 4, 7]),
+        (13, [1, 4, 7, 10]),
+        (14, [1, 5, 9, 13]),
+        (100, [1, 26, 51, 76]),
     ],
 )
-def test_at_most_nine_numbers_are_looked_at_beside_all_and_none(overlap: int, numbers_: list[int]) -> None:
-    assert BORROW_POINTS == 9
+def test_at_most_four_numbers_are_looked_at_beside_all_and_none(overlap: int, numbers_: list[int]) -> None:
+    assert BORROW_POINTS == 4
     about, told = lending({f"{4 + n}C": 100.0 - n / 2 for n in range(1, 101)}, overlap=overlap)
     borrow_more(about, option("4C", 100.0))
     assert told.asked == [f"{4 + overlap}C", *(f"{4 + n}C" for n in numbers_)]
+
+
+def test_numbers_begin_beyond_those_that_are_borrowed() -> None:
+    # Between 3 and 12 two apart, from 4 on.
+    about, told = lending({f"{4 + n}C": 100.0 - n / 2 for n in range(1, 13)}, overlap=12, borrowed=3)
+    borrow_more(about, option("7C", 99.0, borrowed=3))
+    assert told.asked == ["16C", "8C", "10C", "12C", "14C"]

@@ -1,5 +1,5 @@
 import math
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import pytest
@@ -8,7 +8,7 @@ from pearl.core.choose import Option
 from pearl.core.decide import FALLBACKS, HORIZON_S, decide
 from pearl.core.decision import LEASE_PRIOR_S, Decision, Moment, Reason, Situation
 from pearl.core.lines import Space
-from pearl.core.makespan import Infeasible, Target
+from pearl.core.makespan import Candidates, Forecast, Infeasible, Predictions, Profile, Target
 from pearl.core.plan import PlanRefusalReason, apply
 from pearl.core.policy import POLICIES, Borrow, Policy, PolicyOptions, policy_named
 from pearl.core.progress import Progress, fresh_batch
@@ -227,6 +227,7 @@ def test_a_fleet_that_no_predictor_can_be_asked_about_cannot_stay() -> None:
         Infeasible.UNSUPPORTED,
     )
     assert (made.reason, text(made.chosen)) == (Reason.FORCED, "4C")
+    assert made.current.borrowed == 0
 
 
 def test_pools_of_the_current_shape_are_in_one_order() -> None:
@@ -770,3 +771,75 @@ def test_the_state_is_never_changed() -> None:
     frozen = MappingProxyType(dict(state.workers))
     decided(policy(LENT, borrow=Borrow.ANY), state)
     assert state.workers == frozen
+
+
+# How often a predictor is asked
+
+
+@dataclass
+class Calls:
+    """A predictor of what a test says that keeps what each call asked for."""
+
+    told: Told
+    asked: list[list[str]] = field(default_factory=list)
+    name: str = "calls"
+    appends: bool = True
+
+    def forecast(self, profile: Profile, progress: Progress) -> Forecast:
+        def predict(candidates: Candidates) -> Predictions:
+            self.asked.append([str(candidates.target(index)) for index in range(len(candidates))])
+            return self.told.forecast(profile, progress)(candidates)
+
+        return predict
+
+
+def calls(
+    state: FleetState,
+    times_s: dict[str, float],
+    about: Situation | None = None,
+    *,
+    space: Space = COLOCATED,
+    borrow: Borrow = Borrow.NEVER,
+) -> list[list[str]]:
+    predictor = Calls(Told(times_s))
+    wants = Policy(name="p", predictor=predictor, space=space, borrow=borrow, return_z=2.0)
+    decide(wants, state, about or situation(), Moment.TICK, 100.0)
+    return predictor.asked
+
+
+def test_all_that_will_be_asked_for_is_asked_for_at_once() -> None:
+    state = fleet("a2 b2t", "0 C a0", "1 C a1", "2 C- b0", "3 C- b1")
+    times = {"2C": 90.0, "4C": 50.0}
+    assert calls(state, times, space=Space(), borrow=Borrow.ALL_OR_NONE) == [
+        ["2C", "1P1D", "4C", "1P3D", "2P2D", "3P1D"]
+    ]
+    assert calls(state, times, borrow=Borrow.ALL_OR_NONE) == [["2C", "4C"]]
+    # Without lending only what is dedicated.
+    assert calls(state, times) == [["2C"]]
+    # What serves, and is no shape of the policy's, is asked for beside.
+    assert calls(fleet("a3", "0 P a0", "1 D a1"), {"3C": 50.0}) == [["3C"], ["1P1D"]]
+    # Nobody serves.
+    assert calls(fleet("a2"), times) == [["2C"]]
+
+
+def test_with_fewer_borrowed_ones_it_is_asked_once_more() -> None:
+    state = fleet("a1 b4t", "0 C a0", "1 C- b0", "2 C- b1", "3 C- b2", "4 C- b3")
+    times = {"1C": 99.0, "2C": 90.0, "3C": 80.0, "4C": 70.0, "5C": 50.0}
+    assert calls(state, times, borrow=Borrow.ANY) == [["1C", "5C"], ["2C", "3C", "4C"]]
+
+
+def test_with_those_that_are_borrowed_it_is_asked_when_they_are_due_and_then_at_once() -> None:
+    state = fleet("a1 b3t", "0 C a0", "1 C b0", "2 C- b1", "3 C- b2")
+    times = {"1C": 99.0, "2C": 90.0, "4C": 50.0}
+    assert calls(state, times, borrow=Borrow.ALL_OR_NONE) == [["2C"], ["4C"]]
+    assert calls(state, times, space=Space(), borrow=Borrow.ALL_OR_NONE) == [
+        ["2C"],
+        ["1P1D", "4C", "1P3D", "2P2D", "3P1D"],
+    ]
+
+
+def test_without_gpus_nothing_is_asked() -> None:
+    assert calls(FleetState(), {"1C": 1.0}) == []
+    assert calls(fleet("a1"), {"1C@tp4": 1.0}, situation(4)) == []
+    # Only with borrowed ones there is a shape.
+    assert calls(fleet("b2t", "0 C- b0", "1 C- b1"), {"2C": 50.0}, borrow=Borrow.ALL_OR_NONE) == [["2C"]]

@@ -259,6 +259,14 @@ class TestTwoSides:
         assert both < 0.8 * min(pair, colocated)
         assert both > 0.4 * min(pair, colocated)
 
+    @pytest.mark.parametrize("text", ["1C@tp1+1C@tp2", "1P@tp1+15D@tp2+1C@tp2"])
+    @pytest.mark.parametrize(("held", "lost"), [(1.0, 0), (5 / 6, 500), (3 / 4, 750), (2 / 3, 1000), (0.5, 1000)])
+    def test_prefixes_lie_where_there_is_room_for_them(self, text: str, held: float, lost: int) -> None:
+        """Of the need of 64,000 both sides hold the same share, a quarter and three quarters of it, though they are as fast."""
+        tight = room(int(16_000 * held + 1), decode=int(48_000 * held + 1))
+        more = replace(STATIC, new_tokens=constant(lost))
+        assert close_s(text, 64, work=STATIC, platform=tight) == pytest.approx(close_s(text, 64, work=more), rel=0.012)
+
     def test_shares_follow_what_a_side_can_do(self) -> None:
         """Three workers and one: three quarters and a quarter, of which 0.7 and 0.3 come within a tenth."""
         uneven = close_s("3C@tp1+1C@tp2", 64, work=BUSY)
@@ -444,7 +452,8 @@ class TestAtOnce:
     def test_many_like_one_by_one(self) -> None:
         """More than a block of each kind, shuffled with those that cannot serve."""
         fleets = FLEETS * 9
-        assert len(fleets) > 9 * BLOCK
+        hybrids, apart = (sum(str(fleet.shape) == text for fleet in fleets) for text in ("1P1D1C", "1C@tp1+2C@tp2"))
+        assert hybrids == apart == 36 > BLOCK == 32
         progress = fresh_batch(4, 8)
         found = predict(fleets, progress=progress)
         for place, fleet in enumerate(FLEETS):

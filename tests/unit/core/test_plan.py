@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from pearl.core.plan import Plan, PlanRefusal, PlanRefusalReason, PlanRequest, apply, plan
@@ -193,6 +195,40 @@ def test_gpus_with_somebody_left_on_them_do_not_go_back() -> None:
     state = fleet("a1 x4x", "0 C a0", "1 D~ x0", "2 T- x1", "3 D x2")
     made = planned(state, "1C", without="x0 x1 x2 x3")
     assert story(made.groups) == ["vacate: 0 drain 3; 1 stop 3 <0; 2 back to external x2 x3 <1"]
+
+
+@pytest.mark.parametrize(
+    ("leaving", "back"),
+    [
+        (None, "x1 x2 x3"),
+        ("x1 x2 x3", "x1 x2 x3"),
+        ("x2", "x2"),
+        ("x1 x2", "x1 x2"),
+        # What may be used, what is reserved and what is not there does not leave, whoever says so.
+        ("x0 x2 x4 a1 z9", "x2"),
+        ("x0", ""),
+        ("x4", ""),
+        ("", ""),
+    ],
+)
+def test_of_external_gpus_that_may_not_be_used_those_go_back_that_leave(leaving: str | None, back: str) -> None:
+    # Nobody is on x3 and x4; x4 may be used, and is kept.
+    state = fleet("a2 x5x", "0 C a0", "1 C x0", "2 C x2")
+    named = None if leaving is None else frozenset(ids(leaving))
+    made = plan(state, replace(request(state, "2C", without="a1 x1 x2 x3"), leaving=named), COSTS)
+    assert isinstance(made, Plan)
+    assert (made.kept, made.removed) == ((0, 1), (2,))
+    last = f"; 2 back to external {back} <1" if back else ""
+    assert story(made.groups) == [f"vacate: 0 drain 2; 1 stop 2 <0{last}"]
+    assert PlanRequest(shape=Shape(()), usable=frozenset()).leaving is None
+
+
+def test_gpus_that_leave_go_back_only_when_nobody_is_on_them() -> None:
+    state = fleet("a1 x3x", "0 C a0", "1 D~ x0", "2 D x1")
+    wanted = replace(request(state, "1C", without="x0 x1 x2"), leaving=frozenset(ids("x0 x1")))
+    made = plan(state, wanted, COSTS)
+    assert isinstance(made, Plan)
+    assert story(made.groups) == ["vacate: 0 drain 2; 1 stop 2 <0; 2 back to external x1 <1"]
 
 
 def test_all_that_end_are_listed_in_order_of_slots() -> None:
