@@ -49,6 +49,8 @@ BLOCK = 32
 """Candidates at a time: their arrays stay in a core's cache."""
 APPEND_TOKENS = (0, 256, 2048)
 """Bounds of append-prefill to choose from: without, short replies, nearly all."""
+_ROUNDS = 2
+"""Of working out whose prefill one's decode meets; further ones change nothing that matters."""
 LONGEST = 0.99
 """Quantile of turns whose context must fit on a worker alone."""
 SPLITS = tuple(share / 10 for share in range(11))
@@ -236,27 +238,26 @@ class _Network:
         again = ((1 - reuse) * s.prefix)[..., None]
         n = s.running[tp]
         prefill = s.beside_s[tp] + again * s.beside_token_s[tp]
-        disturbed = s.others[tp] * prefill
-        per_s = n / (s.decode_s[tp] + disturbed)
-        waited = prefill * (1 + disturbed / (2 * s.decode_s[tp]))
-        return _Curve(population=workers * (s.n + per_s * (s.apart_s + waited)), per_s=workers * per_s)
+        per_s, in_flight = _beside(n, s.n, s.decode_s[tp], prefill, s.apart_s)
+        return _Curve(population=workers * in_flight, per_s=workers * per_s)
 
     def _paired_curve(self, fleets: _Fleets, population: Floats) -> _Curve:
         s, x, y, tp, append = self._stations, fleets.prefill, fleets.decode, fleets.decode_tp, fleets.append
         kept = _reuse(s.capacity[tp, None] * y[:, 0], population * s.prefix)[..., None]
         n = s.running[tp]
         appended = kept * s.append_s[append, tp]
-        disturbed = s.others[tp] * appended
-        turns = y * n / (s.decode_s[tp] + disturbed)
-        waited = appended * (1 + disturbed / (2 * s.decode_s[tp]))
+        each, held = n / s.decode_s[tp], s.n
+        if appended.any():
+            each, held = _beside(n, s.n, s.decode_s[tp], appended, 0.0)
+        turns = y * each
         work = self._prefill_work(fleets, population, kept)
         load = np.minimum(1.0, turns * work.alone_s / x)
         service = work.alone_s + load * (work.packed_s - work.alone_s)
         per_s = np.minimum(turns, FULLEST * x / np.maximum(service, 1e-12))
         busy = per_s * service / x
-        queued = x * (busy + busy**2 / (2 * (1 - busy)))
+        queued = np.minimum(x * (busy + busy**2 / (2 * (1 - busy))), self._drain.population[:, None])
         hand_off = work.handed * s.hand_off_s[tp, None, None] + work.moved_tokens * s.hand_off_token_s[tp, None, None]
-        return _Curve(population=y * s.n + queued + per_s * (s.apart_s + hand_off + waited), per_s=per_s)
+        return _Curve(population=y * held + queued + per_s * (s.apart_s + hand_off), per_s=per_s)
 
     def _prefill_work(self, fleets: _Fleets, population: Floats, kept: Floats) -> _PrefillWork:
         s, tp, append = self._stations, fleets.prefill_tp, fleets.append
@@ -289,6 +290,22 @@ class _PrefillWork:
     packed_s: Floats
     """Many turns in full iterations."""
     moved_tokens: Floats
+
+
+def _beside(n: Floats, decoding: Floats, decode_s: Floats, prefill_s: Floats, apart_s: float) -> tuple[Floats, Floats]:
+    """Turns per second, and trajectories, of a worker that prefills beside n decoding sequences (`decoding` with those that wait).
+
+    A worker's time is all that there is: X (P + O t / n) <= 1. One's own prefill does not stretch one's own decode, so of what there
+    is with everybody the share of the others counts: (N - 1) / N. Source: the arrival theorem of closed networks.
+    """
+    others: Floats | float = 1.0
+    most = FULLEST / np.maximum(prefill_s, 1e-12)
+    for _ in range(_ROUNDS):
+        per_s = np.minimum(n / (decode_s + n * prefill_s * others), most)
+        busy = np.minimum(per_s * prefill_s * others, FULLEST)
+        in_flight = decoding + per_s * (apart_s + prefill_s * (1 + busy / (2 * (1 - busy))))
+        others = np.maximum(in_flight - 1, 0.0) / np.maximum(in_flight, 1e-12)
+    return np.maximum.accumulate(per_s, axis=-1), np.maximum.accumulate(in_flight, axis=-1)
 
 
 def _reuse(capacity_tokens: Floats, needed_tokens: Floats) -> Floats:

@@ -18,9 +18,9 @@ from pearl.core.makespan import Ints
 from pearl.core.platform import Platform
 from pearl.core.workload import WorkloadProfile
 
-SPARSE = (0.0, 1 / 64, 1 / 16, 1 / 4, 1 / 2)
+SPARSE = (0.0, 1 / 4096, 1 / 512, 1 / 64, 1 / 16, 1 / 4, 1 / 2)
 """Sequences per worker, mean, where there are fewer trajectories than workers."""
-POINTS = 16
+POINTS = 19
 """G. Numbers of sequences per worker on the grid: the sparse ones, then from 1 to the most, each larger than the last by the same
 factor."""
 INSTANT_S = 1e-9
@@ -35,8 +35,6 @@ class Stations:
     """Sequences per worker, shape `[G]`."""
     running: Floats
     """Of them those whose KV fits, shape `[T, K, G]`."""
-    others: Floats
-    """Sequences whose prefill a running one has to wait for: all that run but for itself, shape `[T, K, G]`."""
     decode_s: Floats
     """Decode of a turn's tokens, shape `[T, K, G]`."""
     beside_s: Floats
@@ -91,7 +89,6 @@ def stations_of(workload: WorkloadProfile, platform: Platform, drain: Drain, bou
     return Stations(
         n=times.n,
         running=times.running,
-        others=np.minimum(times.running, np.maximum(times.n - 1, 0.0)),
         decode_s=generated * times.bare,
         beside_s=first[:, None] * beside[0] + (1 - first)[:, None] * beside[1],
         beside_token_s=beside[2] / chunk,

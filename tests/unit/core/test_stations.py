@@ -63,9 +63,9 @@ def test_the_grid_of_sequences() -> None:
     """A few below one, then by equal factors to as many as are in flight at most."""
     n = stations().n
     assert n.shape == (POINTS,)
-    assert n[:6].tolist() == [0.0, 1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0]
+    assert n[:8].tolist() == [0.0, 1 / 4096, 1 / 512, 1 / 64, 1 / 16, 1 / 4, 1 / 2, 1.0]
     assert n[-1] == pytest.approx(8)
-    assert n[6:] / n[5:-1] == pytest.approx(np.full(POINTS - 6, 8 ** (1 / (POINTS - 6))))
+    assert n[8:] / n[7:-1] == pytest.approx(np.full(POINTS - 8, 8 ** (1 / (POINTS - 8))))
 
 
 @pytest.mark.parametrize(("most", "population", "want"), [(5, 8.0, 5), (9, 8.0, 8), (8, 1.0, 2), (1, 8.0, 2)])
@@ -100,15 +100,6 @@ def test_decoding() -> None:
     found = stations()
     assert found.decode_s[0, FIRST, :6] == pytest.approx(np.full(6, 0.24))
     assert found.decode_s[0, FIRST, -1] == pytest.approx(20 * (0.01 + 0.002 * 500 / 110))
-
-
-def test_others() -> None:
-    """One less than are there, as long as all run; else all that run."""
-    found = stations()
-    n, others = found.n, found.others[0, LATER]
-    assert others[:6].tolist() == [0.0] * 6
-    assert others[6] == pytest.approx(n[6] - 1)
-    assert others[-1] == pytest.approx(500 / 230)
 
 
 def test_prefill_beside_decoding() -> None:
@@ -226,7 +217,6 @@ def test_each_tensor_parallelism_has_its_own() -> None:
     assert found.short_s[ALL, :, LATER] == pytest.approx([0.06, 3 * 0.11])
     assert found.prefill_token_s[:, FIRST] == pytest.approx([0.074 / 64, 3 * 0.138 / 64])
     assert found.running[:, LATER, -1] == pytest.approx([500 / 230, 900 / 230])
-    assert found.others[:, LATER, -1] == pytest.approx([500 / 230, 900 / 230])
     assert found.hand_off_s.tolist() == [0.5, 0.0]
     assert found.hand_off_token_s.tolist() == [pytest.approx(0.004), 0.0]
 
