@@ -157,6 +157,9 @@ def test_something_slower_is_not_what_is_gated() -> None:
     # Equally fast is not faster.
     made = decided(policy({"1C": 50.0, "1C@tp2": 50.0}, space=Space(tps=(2,))), fleet("a2", "0 C a0"), situation(1, 2))
     assert (made.reason, text(made.chosen)) == (Reason.BEST, "1C")
+    # A little faster is.
+    made = decided(policy({"1C": 50.0, "1C@tp2": 49.5}, space=Space(tps=(2,))), fleet("a2", "0 C a0"), situation(1, 2))
+    assert (made.reason, text(made.chosen)) == (Reason.GATED, "1C")
 
 
 def test_what_wins_enough_is_moved_to() -> None:
