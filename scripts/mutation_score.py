@@ -34,6 +34,8 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "schedule": ("test_schedule.py", "test_plan.py"),
     "seats": ("test_seats.py", "test_plan.py"),
     "gate": ("test_gate.py",),
+    "toggle": ("test_toggle.py",),
+    "survival": ("test_survival.py",),
 }
 """Module of the decision core -> the unit tests that its changes are shown to."""
 COPIED = ("src", "tests", "benchmarks", "scripts", "examples", "recipes", "pyproject.toml")

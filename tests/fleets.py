@@ -131,6 +131,7 @@ def situation(
         profile=Profile(workload=workload(), platform=platform(*(tps or (1,)), costs=costs, pairs=pairs)),
         progress=progress or fresh_batch(4, 16),
         toggle=ToggleEstimate(prior_s=toggle_s),
+        lease_prior_s=3600.0,
     )
 
 

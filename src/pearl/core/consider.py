@@ -219,10 +219,14 @@ def _best_with(lending: Lending, dedicated: Option | None, option: Option) -> Op
 
 
 def _due(lending: Lending, option: Option) -> Verdict:
-    """Whether what would be borrowed would have to go back at once."""
+    """Whether what would be borrowed would have to go back at once, or as soon as it serves, or were the batch a little nearer.
+
+    A little: as much as a change of mode must win, so that noise does not borrow again what has just come back.
+    """
+    nearer_s = lending.policy.thresholds.mode * option.close_s + lending.platform.costs.activate_s
     return return_due(
         now_s=lending.now_s,
-        close_s=option.close_s,
+        close_s=max(0.0, option.close_s - nearer_s),
         error_s=option.error_s,
         return_s=lending.platform.costs.return_s,
         z=lending.policy.return_z,

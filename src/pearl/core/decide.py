@@ -26,7 +26,7 @@ from pearl.core.plan import PlanRefusal, PlanRequest, plan
 from pearl.core.policy import Borrow, Policy
 from pearl.core.scene import LEAVE_MARGIN_S, Scene, idle_external, scene_of
 from pearl.core.shape import Shape
-from pearl.core.state import FleetState
+from pearl.core.state import Activity, FleetState
 from pearl.core.survival import expected_use_s
 from pearl.records.ids import GpuId
 
@@ -69,9 +69,12 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
 
 def _startable(scene: Scene) -> tuple[Budget, list[Gated]]:
     """The budget without GPUs that are expected to be gone before a worker there would serve."""
-    platform = scene.situation.profile.platform
+    platform, ends_s = scene.situation.profile.platform, scene.state.ends_s()
+    # What is known everybody heeds; what is expected, policies that are aware of leases.
     short = frozenset(
-        gpu for gpu, use_s in _expected_s(scene).items() if use_s <= platform.costs.start_s and scene.policy.lease_aware
+        gpu
+        for gpu, use_s in _expected_s(scene).items()
+        if not (use_s if scene.policy.lease_aware else ends_s.get(gpu, math.inf) - scene.now_s) > platform.costs.start_s
     )
     budget = budget_of(scene.state, platform.tps, lending=scene.lending, avoid=scene.avoid | short)
     if not short:
@@ -220,6 +223,7 @@ def _decision(scene: Scene, reason: Reason, chosen: Option | None) -> Decision:
         considered=scene.considered,
         evaluated=scene.evaluated,
         look_again_s=_look_again_s(scene, chosen),
+        called_off=scene.called_off,
     )
 
 
@@ -228,10 +232,11 @@ def _look_again_s(scene: Scene, chosen: Option | None) -> float | None:
     platform, policy = scene.situation.profile.platform, scene.policy
     lead_s = platform.costs.stop_s + LEAVE_MARGIN_S
     ends_s = scene.state.ends_s()
-    times = [ends_s[gpu] - lead_s for worker in scene.staying for gpu in worker.gpus if gpu in ends_s]
+    here = [worker for worker in scene.state.workers.values() if worker.activity is not Activity.INACTIVE]
+    times = [ends_s[gpu] - lead_s for worker in here for gpu in worker.gpus if gpu in ends_s]
     if chosen is not None and chosen.borrowed:
         times.append(return_by_s(scene.now_s, chosen.close_s, chosen.error_s, platform.costs.return_s, policy.return_z))
         since_s = scene.situation.since_training_s
         if policy.borrow is Borrow.SEEDING and since_s is not None:
             times.append(scene.now_s + policy.seeding_s - since_s)
-    return min((time_s for time_s in times if math.isfinite(time_s)), default=None)
+    return min((time_s for time_s in times if scene.now_s < time_s < math.inf), default=None)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 
 from pearl.core.choose import Option
 from pearl.core.gate import Verdict
 from pearl.core.makespan import Profile
 from pearl.core.plan import Plan, PlanRefusal
+from pearl.core.priors import LEASE_MEAN_S
 from pearl.core.progress import Progress
 from pearl.core.survival import LeaseHistory
 from pearl.core.toggle import ToggleEstimate
-
-LEASE_PRIOR_S = 3600.0
-"""How long a lease lasts before any was seen. A choice, between spot markets that take back within minutes and within days."""
+from pearl.errors import ProfileError
+from pearl.records.ids import WorkerId
 
 
 class Moment(enum.Enum):
@@ -43,11 +44,21 @@ class Situation:
     append_tokens: int = 0
     """Bound of append-prefill in force."""
     leases: LeaseHistory = field(default_factory=LeaseHistory)
-    lease_prior_s: float = LEASE_PRIOR_S
+    lease_prior_s: float = LEASE_MEAN_S
     training: bool = False
     """Whether an update runs or is about to, from `TRAINING_BEGAN` until `TRAINING_FINISHED`: training needs its GPUs."""
     since_training_s: float | None = None
     """Seconds since the last update finished; None: training, or never."""
+
+    def __post_init__(self) -> None:
+        wants = (
+            ("append_tokens", self.append_tokens, self.append_tokens >= 0, ">= 0"),
+            ("lease_prior_s", self.lease_prior_s, 0 < self.lease_prior_s < math.inf, "a finite number > 0"),
+            ("since_training_s", self.since_training_s, 0 <= (self.since_training_s or 0) < math.inf, "None or >= 0"),
+        )
+        for name, got, fine, allowed in wants:
+            if not fine:
+                raise ProfileError(f"situation: {name}: got {got}, want {allowed}")
 
 
 class Reason(enum.Enum):
@@ -105,3 +116,6 @@ class Decision:
     """Shapes predicted to find those, the current one included."""
     look_again_s: float | None = None
     """When, on the clock of `now_s`, something falls due; None: no time is known."""
+    called_off: tuple[WorkerId, ...] = ()
+    """Rollout workers in transition on GPUs that have to go: they must not begin to serve. Whoever carries out the plan that
+    moves them takes its group back; no plan made meanwhile names them."""

@@ -293,10 +293,10 @@ class _PrefillWork:
 
 
 def _beside(n: Floats, decoding: Floats, decode_s: Floats, prefill_s: Floats, apart_s: float) -> tuple[Floats, Floats]:
-    """Turns per second, and trajectories, of a worker that prefills beside n decoding sequences (`decoding` with those that wait).
+    """Turns per second, and trajectories, of a worker that prefills beside n sequences (`decoding`: with those that wait).
 
-    A worker's time is all that there is: X (P + O t / n) <= 1. One's own prefill does not stretch one's own decode, so of what there
-    is with everybody the share of the others counts: (N - 1) / N. Source: the arrival theorem of closed networks.
+    A worker's time is all that there is: X (P + O t / n) <= 1. One's own prefill does not stretch one's own decode, so of what
+    there is with everybody the share of the others counts: (N - 1) / N. Source: the arrival theorem of closed networks.
     """
     others: Floats | float = 1.0
     most = FULLEST / np.maximum(prefill_s, 1e-12)

@@ -32,11 +32,11 @@ class Progress:
             ("needed_groups", self.needed_groups, 0, self.live_groups),
         )
         for name, got, low, high in wants:
-            if got < low or (high is not None and got > high):
+            if isinstance(got, bool) or not isinstance(got, int) or got < low or (high is not None and got > high):
                 allowed = f">= {low}" if high is None else f"{low}..{high}"
                 raise ProfileError(f"progress: {name}: got {got}, want {allowed}")
         for turns, count in self.running.items():
-            if turns < 0 or count < 0:
+            if not (isinstance(turns, int) and isinstance(count, int) and turns >= 0 and count >= 0):
                 raise ProfileError(f"progress: running: got {count} trajectories at turn {turns}, want numbers >= 0")
 
     @property

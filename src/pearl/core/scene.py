@@ -21,7 +21,7 @@ from pearl.core.remembered import Remembered
 from pearl.core.shape import Pool, Shape
 from pearl.core.state import Activity, FleetState, GpuOwner, Role, Worker
 from pearl.errors import ShapeError
-from pearl.records.ids import GpuId
+from pearl.records.ids import GpuId, WorkerId
 
 LEAVE_MARGIN_S = 5.0
 """How long before a notice falls due a worker begins to leave, beside the time that stopping takes."""
@@ -52,6 +52,8 @@ class Scene:
     """Overlap workers among those that stay."""
     current: Option | None
     """Those that stay, as a shape."""
+    called_off: tuple[WorkerId, ...]
+    """Rollout workers in transition on GPUs that have to go."""
     gates: tuple[Gated, ...]
     considered: tuple[Option, ...] = ()
     evaluated: int = 1
@@ -105,6 +107,20 @@ def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Mo
         borrowed=lent,
         current=_option(forecast, situation, staying, lent) if staying else None,
         gates=gates,
+        called_off=_called_off(state, leaving, lending=lending),
+    )
+
+
+def _called_off(state: FleetState, leaving: frozenset[GpuId], *, lending: bool) -> tuple[WorkerId, ...]:
+    moving = (
+        state.workers[slot]
+        for slot in sorted(state.workers)
+        if state.workers[slot].activity is Activity.TRANSITIONING and state.workers[slot].role is not Role.TRAINING
+    )
+    return tuple(
+        worker.id
+        for worker in moving
+        if not leaving.isdisjoint(worker.gpus) or (state.is_overlap(worker.id) and not lending)
     )
 
 

@@ -90,8 +90,9 @@ def observe(estimate: ToggleEstimate, borrowed: bool, overhead_s: float) -> Togg
     """The estimate after a training step; `overhead_s`: what it took beside rollout and update, finite and >= 0."""
     if not (math.isfinite(overhead_s) and overhead_s >= 0):
         return estimate
-    known_s = max(estimate.prior_s, estimate.borrowing.mean_s, estimate.resting.mean_s)
-    # Where all that is known is 0 nothing can be called far from it.
+    known_s = (estimate.borrowing if borrowed else estimate.resting).mean_s
+    # Of its own kind only, else the order of the two would bias their difference; where 0 is all that is known, or nothing,
+    # nothing can be called far from it.
     value_s = min(overhead_s, OUTLIER * known_s) if known_s > 0 else overhead_s
     if borrowed:
         return replace(estimate, borrowing=estimate.borrowing.with_value(value_s))

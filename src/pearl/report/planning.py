@@ -78,10 +78,16 @@ def situation_of(recipe: Recipe) -> Situation:
     return Situation(
         profile=profile,
         progress=fresh_batch(rollout.groups_per_batch, rollout.group_size, batches=rollout.max_staleness + 1),
-        toggle=toggle_prior(profile.platform.costs),
+        toggle=toggle_prior(profile.platform.costs, per_worker_s=_per_worker_s(recipe, profile.platform)),
         lease_prior_s=LEASE_MEAN_S,
         since_training_s=0.0,
     )
+
+
+def _per_worker_s(recipe: Recipe, platform: Platform) -> float:
+    """What each borrowed worker adds to the cost of borrowing: those of a node share what their host reads weights with."""
+    tp = recipe.fleet.overlap_tp
+    return platform.by_tp[tp].weight_load_s / (recipe.fleet.gpus_per_node // tp) if tp in platform.by_tp else 0.0
 
 
 def workload_of(recipe: Recipe) -> WorkloadProfile:

@@ -6,7 +6,7 @@ import pytest
 
 from pearl.core.choose import Option
 from pearl.core.decide import FALLBACKS, HORIZON_S, decide
-from pearl.core.decision import LEASE_PRIOR_S, Decision, Moment, Reason, Situation
+from pearl.core.decision import Decision, Moment, Reason, Situation
 from pearl.core.lines import Space
 from pearl.core.makespan import Candidates, Forecast, Infeasible, Predictions, Profile, Target
 from pearl.core.plan import PlanRefusalReason, apply
@@ -702,7 +702,7 @@ def test_free_gpus_that_no_shape_wants_are_not_weighed() -> None:
 def test_how_long_a_lease_lasts_is_expected_from_its_age_and_from_what_is_known() -> None:
     # Without any lease seen, one without an end lasts as long as the prior says, within the horizon:
     # 3600 (1 - exp(-14400 / 3600)) = 3534.1 s, and 50 s less of service.
-    assert (HORIZON_S, LEASE_PRIOR_S) == (14400.0, 3600.0)
+    assert (HORIZON_S, situation().lease_prior_s) == (14400.0, 3600.0)
     wants = policy({"1C": 102.0, "2C": 100.0}, lease_aware=True, space=COLOCATED)
     state = fleet("a1 c1x", "0 C a0")
     for held in (state, leased(state, "l", "c0", since_s=40.0), leased(state, "l", "c0", since_s=1000.0)):
