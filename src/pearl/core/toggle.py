@@ -5,7 +5,7 @@ evicted caches or a trainer that comes back slowly, count as well as waking and 
 
 - *unbiased*: an average divides by 1 - beta^n, the weight that n observations have in all, so it begins at the first one.
 - *cold start*: with n observations of the rarer kind the difference counts n / (n + `PRIOR_STEPS`), the prior the rest.
-- *tame*: one step counts as at most `OUTLIER` times what is known; what is no finite number >= 0 teaches nothing.
+- *tame*: one step counts as at most `OUTLIER` times what is known of its kind; what is no finite number >= 0 teaches nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PRIOR_STEPS = 2.0
 """Steps of either kind that the prior counts as. A choice, not a measurement."""
 
 OUTLIER = 4.0
-"""Times the largest of the prior and both averages: what a single step can teach. A choice, not a measurement."""
+"""Times the average of its kind: what a single step after the first can teach. A choice, not a measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

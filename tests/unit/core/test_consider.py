@@ -407,14 +407,17 @@ def test_all_without_asking_what_it_costs(borrow: Borrow) -> None:
 
 @pytest.mark.parametrize("borrow", [Borrow.ANY, Borrow.ALL_OR_NONE, Borrow.ALWAYS, Borrow.SEEDING])
 def test_what_would_have_to_go_back_at_once_is_not_borrowed(borrow: Borrow) -> None:
-    # Due 2 * 33 + 4 = 70 s before the batch closes, which is now.
-    about, _ = lending({"8C": 70.0}, borrow=borrow, errors_s={"8C": 33.0})
+    # Due 2 * 26.5 + 4 = 57 s before the batch closes: now, were it a tenth nearer, and 6 s of waking.
+    about, _ = lending({"8C": 70.0}, borrow=borrow, errors_s={"8C": 26.5})
     found = borrow_more(about, option("4C", 100.0))
     assert found.option == option("4C", 100.0)
     assert said(found) == [("return", "4 workers", True, "due")]
-    assert numbers(found.gates[0]) == {"now_s": 1000.0, "close_s": 70.0, "error_s": 33.0, "return_by_s": 1000.0}
-    about, _ = lending({"8C": 70.0}, borrow=borrow, errors_s={"8C": 32.9})
-    assert borrow_more(about, option("4C", 100.0)).option == option("8C", 70.0, borrowed=4, error_s=32.9)
+    assert numbers(found.gates[0]) == {"now_s": 1000.0, "close_s": 57.0, "error_s": 26.5, "return_by_s": 1000.0}
+    about, _ = lending({"8C": 70.0}, borrow=borrow, errors_s={"8C": 26.4})
+    assert borrow_more(about, option("4C", 100.0)).option == option("8C", 70.0, borrowed=4, error_s=26.4)
+    # Nothing is nearer than now.
+    about, _ = lending({"8C": 5.0}, borrow=borrow)
+    assert numbers(borrow_more(about, option("4C", 100.0)).gates[0])["close_s"] == 0.0
 
 
 def test_where_all_would_have_to_go_back_fewer_are_not_borrowed_either() -> None:

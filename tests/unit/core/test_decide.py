@@ -16,6 +16,7 @@ from pearl.core.scene import LEAVE_MARGIN_S
 from pearl.core.shape import parse_shape
 from pearl.core.state import FleetState
 from pearl.core.survival import LeaseHistory, LeaseSpan
+from pearl.errors import ProfileError
 from tests.fleets import COSTS, Told, leased, noticed, situation
 from tests.unit.core._fleets import fleet, serving, story
 
@@ -541,7 +542,6 @@ def test_infeasible_ones_are_not_due_and_serve_no_more_than_others() -> None:
         (29.5, Reason.BORROWED, 100.5),
         (30.0, Reason.BEST, None),
         (None, Reason.BEST, None),
-        (NAN, Reason.BEST, None),
     ],
 )
 def test_seeding_lasts_for_a_while_after_an_update(
@@ -577,9 +577,14 @@ def test_no_worker_starts_where_it_would_not_serve() -> None:
     assert gates(made) == [("lease", "2 GPUs", False, "lease_too_short")]
     assert numbers(made, "lease") == [{"gpus": 2.0, "start_s": 50.0}]
     assert made.evaluated == 2
-    # One that does not look at leases starts them all the same.
-    made = decided(replace(wants, lease_aware=False), state)
+    # A known end everybody heeds, and nobody else what is only expected.
+    blind = replace(wants, lease_aware=False)
+    assert gates(decided(blind, state)) == [("lease", "2 GPUs", False, "lease_too_short")]
+    later = leased(fleet("a1 c2x", "0 C a0"), "l", "c0 c1", end_s=150.1)
+    soon = replace(situation(), lease_prior_s=1.0)
+    made = decided(blind, later, soon)
     assert (made.reason, text(made.chosen), gates(made)) == (Reason.MOVED, "3C", [("hysteresis", "3C", True, "gain")])
+    assert gates(decided(wants, later, soon)) == [("lease", "2 GPUs", False, "lease_too_short")]
 
 
 def certain(about: Situation | None = None) -> Situation:
@@ -727,11 +732,34 @@ def test_a_lease_that_has_just_begun_may_end_as_soon_as_others_did() -> None:
         assert numbers(made, "expansion")[0]["useful_s"] == pytest.approx(3534.1 / 6 - 50, rel=0.01)
 
 
-def test_a_prior_that_is_none_lets_no_worker_start_on_a_lease() -> None:
-    wants = policy({"1C": 102.0, "2C": 50.0}, lease_aware=True, space=COLOCATED)
-    made = decided(wants, fleet("a1 c1x", "0 C a0"), replace(situation(), lease_prior_s=NAN))
-    assert (made.reason, text(made.chosen)) == (Reason.GATED, "1C")
-    assert gates(made)[-1] == ("expansion", "2C", False, "bad_number")
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("lease_prior_s", NAN, "a finite number > 0"),
+        ("lease_prior_s", 0.0, "a finite number > 0"),
+        ("lease_prior_s", INF, "a finite number > 0"),
+        ("since_training_s", NAN, "None or >= 0"),
+        ("since_training_s", -0.1, "None or >= 0"),
+        ("append_tokens", -1, ">= 0"),
+    ],
+)
+def test_a_situation_that_cannot_be_is_refused(name: str, value: float, allowed: str) -> None:
+    with pytest.raises(ProfileError, match=rf"^situation: {name}: got {value}, want {allowed}$"):
+        replace(situation(), **{name: value})  # type: ignore[arg-type]
+
+
+def test_workers_on_their_way_to_gpus_that_have_to_go_are_called_off() -> None:
+    """One that is being woken when training begins; one that starts where a notice is due; not those on other GPUs."""
+    state = fleet("a1 b2t c1x d1x", "0 C a0", "1 C~ b0", "2 C- b1", "3 C~ c0", "4 C~ d0")
+    state = noticed(leased(leased(state, "l", "c0"), "m", "d0"), "c0", 100.5)
+    wants = policy(LENT, borrow=Borrow.ANY)
+    assert decided(wants, state, moment=Moment.TRAINING_BEGAN).called_off == (1, 3)
+    made = decided(wants, state)
+    assert (made.reason, made.called_off) == (Reason.IN_TRANSITION, (3,))
+    # And looked at again when a later notice falls due: 1 s to stop, 5 s of margin.
+    later = noticed(leased(fleet("a1 d1x", "0 C a0", "4 C~ d0"), "m", "d0"), "d0", 160.0)
+    made = decided(wants, later)
+    assert (made.called_off, made.look_again_s) == ((), 154.0)
 
 
 def test_borrowing_comes_on_top_of_what_leases_allow() -> None:

@@ -80,22 +80,30 @@ def test_the_kind_of_step_says_which_average() -> None:
 
 
 def test_one_hung_step_counts_as_four_times_what_is_known() -> None:
-    # Against the prior of 10 s: 40 s; up to there a value counts as it is.
-    assert observe(PRIOR, False, 3600.0).resting.mean_s == pytest.approx(40.0)
-    assert observe(PRIOR, False, 40.0).resting.mean_s == pytest.approx(40.0)
-    assert observe(PRIOR, False, 39.0).resting.mean_s == pytest.approx(39.0)
-    # The largest of prior and both averages counts: 30 s of the other kind -> 120 s.
-    assert observe(observe(PRIOR, True, 30.0), False, 3600.0).resting.mean_s == pytest.approx(120.0)
-    assert observe(observe(PRIOR, False, 30.0), True, 3600.0).borrowing.mean_s == pytest.approx(120.0)
-    # Below the prior: still 40 s.
-    assert observe(observe(PRIOR, False, 1.0), True, 3600.0).borrowing.mean_s == pytest.approx(40.0)
+    # 10 s, then 40 s at most: (0.8 * 2 + 0.2 * 40) / 0.36 = 26.67 s, of either kind.
+    for borrowed in (False, True):
+        known = observe(PRIOR, borrowed, 10.0)
+        found = observe(known, borrowed, 3600.0)
+        assert (found.borrowing if borrowed else found.resting).mean_s == pytest.approx(9.6 / 0.36)
+        assert observe(known, borrowed, 40.0) == found
+        less = observe(known, borrowed, 39.0)
+        assert (less.borrowing if borrowed else less.resting).mean_s == pytest.approx(9.4 / 0.36)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_order_of_kinds_does_not_bias(first: bool) -> None:
+    """60 s in every step, six times the prior: borrowing costs nothing, whichever was seen first."""
+    estimate = observe(observe(PRIOR, first, 60.0), not first, 60.0)
+    assert estimate.borrowing.mean_s == pytest.approx(60.0)
+    assert estimate.resting.mean_s == pytest.approx(60.0)
 
 
 def test_where_nothing_is_known_nothing_is_far() -> None:
     assert observe(ToggleEstimate(prior_s=0.0), True, 3600.0).borrowing.mean_s == pytest.approx(3600.0)
-    # A known quarter of a second bounds the next.
+    # Not of the other kind either; a known quarter of a second bounds the next of its own: (0.04 + 0.2) / 0.36 s.
     known = observe(ToggleEstimate(prior_s=0.0), True, 0.25)
-    assert observe(known, False, 3600.0).resting.mean_s == pytest.approx(1.0)
+    assert observe(known, False, 3600.0).resting.mean_s == pytest.approx(3600.0)
+    assert observe(known, True, 3600.0).borrowing.mean_s == pytest.approx(0.24 / 0.36)
 
 
 @pytest.mark.parametrize("overhead_s", [math.nan, math.inf, -math.inf, -0.1])

@@ -392,7 +392,8 @@ def test_a_situation() -> None:
     assert (progress.batch_trajectories, progress.unfinished, progress.in_flight) == (6, 6, 18)
     assert (progress.needed_groups, progress.live_groups) == (3, 9)
     assert progress.running == {0: 18}
-    assert (found.toggle.prior_s, found.toggle.per_worker_s, found.toggle.observations) == (5, 0, 0)
+    # Eight workers of one GPU on a node read the 8B's weights, 0.23 s.
+    assert (found.toggle.prior_s, found.toggle.per_worker_s, found.toggle.observations) == (5, 0.23 / 8, 0)
     assert found.lease_prior_s == 5900
     assert (found.since_training_s, found.append_tokens, found.leases.spans) == (0.0, 0, ())
     assert found.profile.platform.costs.activate_s == 4
