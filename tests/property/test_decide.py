@@ -5,7 +5,7 @@ Invariants, after every step:
 - GPUs are conserved: those of the trainer are all there, and no two workers that serve share one;
 - no action names a worker that is draining or initialising;
 - the same question has the same answer, and leaves the state as it was;
-- once a plan is applied the same question asks for nothing more (but where GPUs went back: then one more plan may follow);
+- once a plan is applied the same question asks for nothing more;
 - while training has its GPUs, and once the return is due, no overlap worker serves;
 - there is a way to whatever is chosen;
 - noise below the thresholds moves nothing.
@@ -235,7 +235,7 @@ class World:
         if made.chosen is not None:
             self.about = replace(self.about, append_tokens=made.chosen.target.append_tokens)
         if made.plan is None:
-            return None
+            return
         actions = [step.action for group in made.plan.groups for step in group.steps]
         if self.rng.random() < 0.3:
             cut = int(self.rng.integers(len(actions)))
@@ -243,19 +243,14 @@ class World:
                 assert self.act(action)
             if self.rng.random() < 0.5:
                 self.half_done.append(iter(actions[cut:]))
-            return None
+            return
         for action in actions:
             assert self.act(action)
         again = self.decide(moment)
-        if again.plan is not None and any(isinstance(each, GiveBack) and each.gpus[0][0] == "x" for each in actions):
-            # A node that has fewer GPUs than before is cut into blocks anew, which may leave room for one more worker.
-            assert again.reason is Reason.MOVED
-            return self.apply(again, moment)
         assert again.plan is None, (made.reason, made.chosen, again.reason, again.chosen, again.gates)
         if made.chosen is not None and again.reason is not Reason.IN_TRANSITION:
             assert again.chosen is not None
             assert again.chosen.target == made.chosen.target, (made, again)
-        return None
 
     def check(self, made: Decision, moment: Moment) -> None:
         active = self.state.active()

@@ -31,10 +31,18 @@ class Budget:
     """Their tensor parallelism: one for all, fixed when they were started; 1 where there are none."""
 
 
-def budget_of(state: FleetState, tps: Iterable[int], *, lending: bool, avoid: frozenset[GpuId] = frozenset()) -> Budget:
+def budget_of(
+    state: FleetState,
+    tps: Iterable[int],
+    *,
+    lending: bool,
+    avoid: frozenset[GpuId] = frozenset(),
+    gone: frozenset[GpuId] = frozenset(),
+) -> Budget:
     """The budget in this state.
 
-    `lending`: training does not need its GPUs now; `avoid`: GPUs that leave, or that a policy does not use.
+    `lending`: training does not need its GPUs now; `avoid`: GPUs that leave, or that a policy does not use;
+    `gone`: of these those that are given back, so that blocks are as they will be then.
     """
     workers = [state.workers[slot] for slot in sorted(state.workers)]
     moving = _gpus_of(worker for worker in workers if worker.activity is Activity.TRANSITIONING)
@@ -48,7 +56,7 @@ def budget_of(state: FleetState, tps: Iterable[int], *, lending: bool, avoid: fr
     overlap_tp = min(counts, key=lambda tp: (-counts[tp], tp), default=1)
     overlap = [worker for worker in retained if len(worker.gpus) == overlap_tp]
     seated = [w for w in rollout if w.activity is Activity.ACTIVE and usable.issuperset(w.gpus)]
-    nodes = _by_node(state)
+    nodes = _by_node(state, gone)
     return Budget(
         usable=usable,
         workers={tp: _fit(nodes.values(), usable, seated, tp) for tp in tps},
@@ -62,9 +70,9 @@ def _gpus_of(workers: Iterable[Worker]) -> frozenset[GpuId]:
     return frozenset(gpu for worker in workers for gpu in worker.gpus)
 
 
-def _by_node(state: FleetState) -> Mapping[NodeId, list[GpuId]]:
+def _by_node(state: FleetState, gone: frozenset[GpuId]) -> Mapping[NodeId, list[GpuId]]:
     nodes: dict[NodeId, list[GpuId]] = {}
-    for gpu in sorted(state.gpus):
+    for gpu in sorted(state.gpus.keys() - gone):
         nodes.setdefault(state.gpus[gpu].node, []).append(gpu)
     return nodes
 

@@ -76,7 +76,7 @@ def _startable(scene: Scene) -> tuple[Budget, list[Gated]]:
         for gpu, use_s in _expected_s(scene).items()
         if not (use_s if scene.policy.lease_aware else ends_s.get(gpu, math.inf) - scene.now_s) > platform.costs.start_s
     )
-    budget = budget_of(scene.state, platform.tps, lending=scene.lending, avoid=scene.avoid | short)
+    budget = budget_of(scene.state, platform.tps, lending=scene.lending, avoid=scene.avoid | short, gone=scene.leaving)
     if not short:
         return budget, []
     numbers = (("gpus", float(len(short))), ("start_s", platform.costs.start_s))
@@ -134,7 +134,7 @@ def _dedicated(scene: Scene, budget: Budget) -> tuple[Budget, Choice, Settled]:
 def _less(scene: Scene, budget: Budget, gpus: Set[GpuId]) -> Budget:
     """A budget without some of its GPUs."""
     avoid = frozenset(scene.state.gpus) - budget.usable - budget.lendable | gpus
-    return budget_of(scene.state, budget.workers, lending=scene.lending, avoid=avoid)
+    return budget_of(scene.state, budget.workers, lending=scene.lending, avoid=avoid, gone=scene.leaving)
 
 
 def _settled(scene: Scene, budget: Budget, current: Option | None) -> tuple[Choice, Settled]:

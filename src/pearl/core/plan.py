@@ -121,7 +121,13 @@ def plan(state: FleetState, request: PlanRequest, costs: TransitionCosts) -> Pla
     stray = _stray(state, request)
     if stray is not None:
         return stray
-    seats = seats_of(state, request.usable, request.lendable, {tp for _, tp in request.demand})
+    seats = seats_of(
+        state,
+        request.usable,
+        request.lendable,
+        {tp for _, tp in request.demand},
+        frozenset() if request.leaving is None else request.leaving,
+    )
     short = _short(request, seats)
     if short is not None:
         return short

@@ -83,14 +83,14 @@ def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Mo
         gates = (Gated(gate="return", about=f"{len(borrowed)} workers", verdict=due),)
         lending = lending and not due.passed
     tps = situation.profile.platform.tps
-    budget = budget_of(state, tps, lending=lending, avoid=avoid)
+    budget = budget_of(state, tps, lending=lending, avoid=avoid, gone=leaving)
     allowed = budget.usable | budget.lendable
     staying = tuple(worker for worker in serving if allowed.issuperset(worker.gpus))
     lent = sum(state.is_overlap(worker.id) for worker in staying)
     idle = idle_external(state) - avoid
     asked = [(budget, lent), (budget, budget.overlap)]
     if idle and policy.lease_aware:
-        asked.append((budget_of(state, tps, lending=lending, avoid=avoid | idle), lent))
+        asked.append((budget_of(state, tps, lending=lending, avoid=avoid | idle, gone=leaving), lent))
     _ask_ahead(policy, situation, forecast, asked)
     return Scene(
         policy=policy,

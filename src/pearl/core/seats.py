@@ -75,8 +75,17 @@ def untouchable(worker: Worker) -> bool:
     return worker.activity is Activity.TRANSITIONING or worker.role is Role.TRAINING
 
 
-def seats_of(state: FleetState, usable: frozenset[GpuId], lendable: frozenset[GpuId], tps: Collection[int]) -> Seats:
-    """All seats of workers with one of these tensor parallelisms, and the workers that must go."""
+def seats_of(
+    state: FleetState,
+    usable: frozenset[GpuId],
+    lendable: frozenset[GpuId],
+    tps: Collection[int],
+    gone: frozenset[GpuId] = frozenset(),
+) -> Seats:
+    """All seats of workers with one of these tensor parallelisms, and the workers that must go.
+
+    `gone`: GPUs that are given back, without which blocks are counted.
+    """
     allowed = usable | lendable
     taken = {gpu for worker in state.workers.values() if _holds(worker) for gpu in worker.gpus}
     ours = [state.workers[slot] for slot in sorted(state.workers) if not untouchable(state.workers[slot])]
@@ -96,7 +105,9 @@ def seats_of(state: FleetState, usable: frozenset[GpuId], lendable: frozenset[Gp
         asleep=asleep,
         resting=tuple(worker for worker in sleepers if not is_overlap(state, worker)),
         forced=forced,
-        options=tuple(seat for seat in [*workers, *_blocks(state, usable - taken, sat_on, tps)] if seat.tp in tps),
+        options=tuple(
+            seat for seat in [*workers, *_blocks(state, usable - taken, sat_on, tps, gone)] if seat.tp in tps
+        ),
     )
 
 
@@ -114,14 +125,18 @@ def _worker_seats(state: FleetState, workers: Collection[Worker], kind: SeatKind
 
 
 def _blocks(
-    state: FleetState, free: frozenset[GpuId], sat_on: Collection[frozenset[GpuId]], tps: Collection[int]
+    state: FleetState,
+    free: frozenset[GpuId],
+    sat_on: Collection[frozenset[GpuId]],
+    tps: Collection[int],
+    gone: frozenset[GpuId],
 ) -> Iterator[Seat]:
     slots: dict[frozenset[GpuId], WorkerId] = {}
     for slot in sorted(state.slots.keys() - state.workers.keys()):
         slots.setdefault(frozenset(state.slots[slot]), slot)
     blocks = {
         frozenset(gpus): gpus
-        for node in _by_node(state).values()
+        for node in _by_node(state, gone).values()
         for tp in sorted(tps)
         for gpus in (node[first : first + tp] for first in range(0, len(node) - tp + 1, tp))
     }
@@ -134,8 +149,8 @@ def _blocks(
             yield Seat(kind=SeatKind.START, gpus=gpus, worker=had, role=None, overlap=False)
 
 
-def _by_node(state: FleetState) -> Mapping[NodeId, tuple[GpuId, ...]]:
+def _by_node(state: FleetState, gone: frozenset[GpuId]) -> Mapping[NodeId, tuple[GpuId, ...]]:
     nodes: dict[NodeId, list[GpuId]] = {}
-    for gpu in sorted(state.gpus):
+    for gpu in sorted(state.gpus.keys() - gone):
         nodes.setdefault(state.gpus[gpu].node, []).append(gpu)
     return {node: tuple(nodes[node]) for node in sorted(nodes)}
