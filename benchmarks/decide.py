@@ -36,7 +36,6 @@ from pearl.core.distribution import Distribution, distribution_of
 from pearl.core.fluid import APPEND_TOKENS, FluidPredictor
 from pearl.core.lines import Space
 from pearl.core.makespan import Profile, Target, candidates_of
-from pearl.core.plan import apply
 from pearl.core.platform import Platform
 from pearl.core.policy import Policy, PolicyOptions, policy_named
 from pearl.core.priors import platform_prior, workload_prior
@@ -44,7 +43,6 @@ from pearl.core.progress import Progress, fresh_batch
 from pearl.core.shape import Pool, Shape
 from pearl.core.state import (
     Activity,
-    ActivityChanged,
     FleetState,
     Gpu,
     GpuOwner,
@@ -53,7 +51,7 @@ from pearl.core.state import (
     NoticeGiven,
     Role,
     StateEvent,
-    WorkerAdded,
+    Worker,
     fold,
 )
 from pearl.core.toggle import toggle_prior
@@ -66,6 +64,8 @@ PER_NODE = 8
 OVERLAP_TP = 2
 TRAJECTORIES_PER_GPU = 8
 SEARCH_GPUS = (32, 64, 96, 128)
+SERVING = Worker(id=WorkerId(0), gpus=(), role=Role.COLOCATED, activity=Activity.ACTIVE)
+SLEEPER = Worker(id=WorkerId(0), gpus=(), role=Role.COLOCATED, activity=Activity.INACTIVE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,11 @@ def _cases(policy: Policy, situation: Situation, gpus: int) -> Iterator[Case]:
     yield Case(name="start", state=bare, moment=Moment.TRAINING_BEGAN, now_s=0.0)
     begun = decide(policy, bare, situation, Moment.TRAINING_BEGAN, 0.0)
     assert begun.plan is not None
-    served = apply(bare, begun.plan)
-    assert isinstance(served, FleetState)
+    added = begun.plan.added
+    served = _with_workers(
+        bare,
+        [replace(SERVING, id=each.worker, gpus=each.gpus, role=each.role) for each in added],
+    )
     yield Case(name="training_finished", state=served, moment=Moment.TRAINING_FINISHED, now_s=60.0)
     count = max(2, gpus // 16)
     joined = _gpus(count, GpuOwner.EXTERNAL, "x")
@@ -174,21 +177,20 @@ def _fleet(gpus: int) -> FleetState:
         for first in range(0, len(external), PER_NODE)
     ]
     state = _folded(FleetState(), *events)
-    # Folding thousands of workers one by one copies the mapping each time; here they are put in place at once.
     blocks = [lent[first : first + OVERLAP_TP] for first in range(0, training, OVERLAP_TP)]
-    return _with_sleepers(state, [tuple(gpu.id for gpu in block) for block in blocks])
+    sleepers = [
+        replace(SLEEPER, id=WorkerId(slot), gpus=tuple(gpu.id for gpu in block)) for slot, block in enumerate(blocks)
+    ]
+    return _with_workers(state, sleepers)
 
 
-def _with_sleepers(state: FleetState, blocks: Sequence[tuple[GpuId, ...]]) -> FleetState:
-    first = _folded(
+def _with_workers(state: FleetState, workers: Sequence[Worker]) -> FleetState:
+    """With more workers: thousands of events, each of which copies the mapping, at once."""
+    return replace(
         state,
-        WorkerAdded(worker=WorkerId(0), gpus=blocks[0], role=Role.COLOCATED),
-        ActivityChanged(worker=WorkerId(0), activity=Activity.INACTIVE),
+        workers=MappingProxyType({**state.workers, **{worker.id: worker for worker in workers}}),
+        slots=MappingProxyType({**state.slots, **{worker.id: worker.gpus for worker in workers}}),
     )
-    worker = first.workers[WorkerId(0)]
-    slots = {WorkerId(slot): block for slot, block in enumerate(blocks)}
-    workers = {slot: replace(worker, id=slot, gpus=block) for slot, block in slots.items()}
-    return replace(first, workers=MappingProxyType(workers), slots=MappingProxyType(slots))
 
 
 def _gpus(count: int, owner: GpuOwner, letter: str) -> tuple[Gpu, ...]:

@@ -278,6 +278,7 @@ def decision_json(policy: Policy, decision: Decision) -> dict[str, Json]:
         else {"reason": decision.refusal.reason.value, "detail": decision.refusal.detail},
         "plan": None if decision.plan is None else _plan_json(decision.plan),
         "look_again_s": decision.look_again_s,
+        "called_off": list(decision.called_off),
     }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import pytest
 
 from pearl.core.progress import Progress, fresh_batch
@@ -74,3 +77,16 @@ def test_a_fresh_batch_beside_a_later_one() -> None:
 def test_a_batch_of_nothing_is_refused(groups: int, size: int, batches: int, name: str) -> None:
     with pytest.raises(ProfileError, match=name):
         fresh_batch(groups, size, batches=batches)
+
+
+@pytest.mark.parametrize("name", ["batch_trajectories", "unfinished", "live_groups", "needed_groups"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1.5, True])
+def test_counts_are_whole_numbers(name: str, value: float) -> None:
+    with pytest.raises(ProfileError, match=rf"^progress: {name}: got {value}, want "):
+        replace(fresh_batch(4, 16), **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("running", [{0: math.nan}, {math.nan: 64}, {0: 1.5}, {0.5: 1}])
+def test_running_is_counted_in_whole_numbers(running: dict[int, int]) -> None:
+    with pytest.raises(ProfileError, match=r"^progress: running: got "):
+        replace(fresh_batch(4, 16), running=running)
