@@ -469,6 +469,7 @@ class TestJson:
                 ],
             },
             "look_again_s": 3.5,
+            "called_off": [],
         }
 
     def test_the_least(self) -> None:
@@ -479,6 +480,7 @@ class TestJson:
             "refusal",
             "plan",
             "look_again_s",
+            "called_off",
         ]
         assert (found["considered"], found["gates"], found["evaluated"]) == ([], [], 0)
 
