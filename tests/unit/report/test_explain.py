@@ -480,9 +480,8 @@ class TestJson:
             "refusal",
             "plan",
             "look_again_s",
-            "called_off",
         ]
-        assert (found["considered"], found["gates"], found["evaluated"]) == ([], [], 0)
+        assert (found["considered"], found["gates"], found["evaluated"], found["called_off"]) == ([], [], 0, [])
 
     @pytest.mark.parametrize("moment", [Moment.TRAINING_FINISHED, Moment.TRAINING_BEGAN])
     def test_it_is_the_decision(self, moment: Moment) -> None:
