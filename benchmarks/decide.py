@@ -52,11 +52,11 @@ from pearl.core.state import (
     Role,
     StateEvent,
     Worker,
-    fold,
 )
 from pearl.core.toggle import toggle_prior
 from pearl.core.workload import WorkloadProfile
 from pearl.records.ids import GpuId, LeaseId, NodeId, WorkerId
+from pearl.report.planning import folded
 
 FLEETS = {32: 10.0, 512: 50.0, 10_000: 1000.0}
 """GPUs -> milliseconds that a decision may take."""
@@ -127,10 +127,10 @@ def _cases(policy: Policy, situation: Situation, gpus: int) -> Iterator[Case]:
     yield Case(name="training_finished", state=served, moment=Moment.TRAINING_FINISHED, now_s=60.0)
     count = max(2, gpus // 16)
     joined = _gpus(count, GpuOwner.EXTERNAL, "x")
-    more = _folded(served, LeaseBegan(lease=LeaseId("more"), gpus=joined, at_s=60.0))
+    more = folded(served, [LeaseBegan(lease=LeaseId("more"), gpus=joined, at_s=60.0)])
     yield Case(name="gpus_joined", state=more, moment=Moment.GPUS_CHANGED, now_s=60.0)
     external = tuple(sorted(gpu.id for gpu in served.gpus.values() if gpu.owner is GpuOwner.EXTERNAL))
-    noticed = _folded(served, NoticeGiven(gpus=external[:count], deadline_s=61.0, at_s=60.0))
+    noticed = folded(served, [NoticeGiven(gpus=external[:count], deadline_s=61.0, at_s=60.0)])
     yield Case(name="notice", state=noticed, moment=Moment.GPUS_CHANGED, now_s=60.0)
 
 
@@ -176,7 +176,7 @@ def _fleet(gpus: int) -> FleetState:
         LeaseBegan(lease=LeaseId(f"l{first}"), gpus=external[first : first + PER_NODE], at_s=0.0)
         for first in range(0, len(external), PER_NODE)
     ]
-    state = _folded(FleetState(), *events)
+    state = folded(FleetState(), events)
     blocks = [lent[first : first + OVERLAP_TP] for first in range(0, training, OVERLAP_TP)]
     sleepers = [
         replace(SLEEPER, id=WorkerId(slot), gpus=tuple(gpu.id for gpu in block)) for slot, block in enumerate(blocks)
@@ -198,14 +198,6 @@ def _gpus(count: int, owner: GpuOwner, letter: str) -> tuple[Gpu, ...]:
         Gpu(id=GpuId(f"{letter}{index:05}"), node=NodeId(f"{letter}-{index // PER_NODE:04}"), owner=owner)
         for index in range(count)
     )
-
-
-def _folded(state: FleetState, *events: StateEvent) -> FleetState:
-    for event in events:
-        result = fold(state, event)
-        assert isinstance(result, FleetState), result
-        state = result
-    return state
 
 
 # -- prediction and search ------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from pearl.core.seats import aligned, by_node
 from pearl.core.state import Activity, FleetState, GpuOwner, Role, Worker
-from pearl.records.ids import GpuId, NodeId
+from pearl.records.ids import GpuId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ def budget_of(
     overlap_tp = min(counts, key=lambda tp: (-counts[tp], tp), default=1)
     overlap = [worker for worker in retained if len(worker.gpus) == overlap_tp]
     seated = [w for w in rollout if w.activity is Activity.ACTIVE and usable.issuperset(w.gpus)]
-    nodes = _by_node(state, gone)
+    nodes = by_node(state, gone)
     return Budget(
         usable=usable,
         workers={tp: _fit(nodes.values(), usable, seated, tp) for tp in tps},
@@ -70,14 +71,7 @@ def _gpus_of(workers: Iterable[Worker]) -> frozenset[GpuId]:
     return frozenset(gpu for worker in workers for gpu in worker.gpus)
 
 
-def _by_node(state: FleetState, gone: frozenset[GpuId]) -> Mapping[NodeId, list[GpuId]]:
-    nodes: dict[NodeId, list[GpuId]] = {}
-    for gpu in sorted(state.gpus.keys() - gone):
-        nodes.setdefault(state.gpus[gpu].node, []).append(gpu)
-    return nodes
-
-
-def _fit(nodes: Iterable[list[GpuId]], usable: frozenset[GpuId], seated: Iterable[Worker], tp: int) -> int:
+def _fit(nodes: Iterable[tuple[GpuId, ...]], usable: frozenset[GpuId], seated: Iterable[Worker], tp: int) -> int:
     """Workers of so many GPUs that fit: on each node all in aligned blocks anew, or around those that sit there, if that is more.
 
     New workers take blocks of a node's GPUs in order, beginning at multiples of their tensor parallelism; since others came and
@@ -91,5 +85,5 @@ def _fit(nodes: Iterable[list[GpuId]], usable: frozenset[GpuId], seated: Iterabl
     )
 
 
-def _blocks(node: list[GpuId], free: frozenset[GpuId], tp: int) -> int:
-    return sum(free.issuperset(node[first : first + tp]) for first in range(0, len(node) - tp + 1, tp))
+def _blocks(node: tuple[GpuId, ...], free: frozenset[GpuId], tp: int) -> int:
+    return sum(map(free.issuperset, aligned(node, tp)))

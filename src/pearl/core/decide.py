@@ -13,7 +13,7 @@ Every event takes the same stages: the budget of GPUs, the choice of a shape, it
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import cache
 
@@ -24,7 +24,7 @@ from pearl.core.decision import Decision, Gated, Moment, Reason, Situation
 from pearl.core.gate import GateReason, Verdict, expansion, return_by_s
 from pearl.core.plan import PlanRefusal, PlanRequest, plan
 from pearl.core.policy import Borrow, Policy
-from pearl.core.scene import LEAVE_MARGIN_S, Scene, idle_external, scene_of
+from pearl.core.scene import Scene, idle_external, leave_lead_s, scene_of
 from pearl.core.shape import Shape
 from pearl.core.state import Activity, FleetState
 from pearl.core.survival import expected_use_s
@@ -43,8 +43,9 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
     scene = scene_of(policy, state, situation, moment, now_s)
     if scene.moving and not scene.forced and scene.current is not None and math.isfinite(scene.current.close_s):
         return _decision(scene, Reason.IN_TRANSITION, scene.current)
-    budget, waits = _startable(scene)
-    budget, choice, settled = _dedicated(scene, budget)
+    expected_s = _expected_s(scene)
+    budget, waits = _startable(scene, expected_s)
+    budget, choice, settled = _dedicated(scene, budget, expected_s)
     gates = [*scene.gates, *waits, *settled.gates]
     chosen, considered = settled.option, choice.considered
     if scene.lending:
@@ -67,13 +68,13 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
 # -- stage 2: what to do with it ------------------------------------------------------------------------------------
 
 
-def _startable(scene: Scene) -> tuple[Budget, list[Gated]]:
+def _startable(scene: Scene, expected_s: Mapping[GpuId, float]) -> tuple[Budget, list[Gated]]:
     """The budget without GPUs that are expected to be gone before a worker there would serve."""
     platform, ends_s = scene.situation.profile.platform, scene.state.ends_s()
     # What is known everybody heeds; what is expected, policies that are aware of leases.
     short = frozenset(
         gpu
-        for gpu, use_s in _expected_s(scene).items()
+        for gpu, use_s in expected_s.items()
         if not (use_s if scene.policy.lease_aware else ends_s.get(gpu, math.inf) - scene.now_s) > platform.costs.start_s
     )
     budget = budget_of(scene.state, platform.tps, lending=scene.lending, avoid=scene.avoid | short, gone=scene.leaving)
@@ -101,13 +102,13 @@ def _expected_s(scene: Scene) -> dict[GpuId, float]:
     }
 
 
-def _dedicated(scene: Scene, budget: Budget) -> tuple[Budget, Choice, Settled]:
+def _dedicated(scene: Scene, budget: Budget, expected_s: Mapping[GpuId, float]) -> tuple[Budget, Choice, Settled]:
     """The shape with the borrowed workers that there are, and its GPUs; new workers are weighed against their leases.
 
     External GPUs on which no worker is serve if that pays over not using them: all, else the half of them that is expected to
     stay longest, and so on; then what is left of them in the same way, on top.
     """
-    left_s = {gpu: use_s for gpu, use_s in _expected_s(scene).items() if gpu in budget.usable}
+    left_s = {gpu: use_s for gpu, use_s in expected_s.items() if gpu in budget.usable}
     if not (scene.policy.lease_aware and left_s and scene.current):
         return budget, *_settled(scene, budget, scene.current)
     taken = _less(scene, budget, left_s.keys())
@@ -230,7 +231,7 @@ def _decision(scene: Scene, reason: Reason, chosen: Option | None) -> Decision:
 def _look_again_s(scene: Scene, chosen: Option | None) -> float | None:
     """When borrowed GPUs, GPUs under notice, or a seeding window fall due."""
     platform, policy = scene.situation.profile.platform, scene.policy
-    lead_s = platform.costs.stop_s + LEAVE_MARGIN_S
+    lead_s = leave_lead_s(scene.situation)
     ends_s = scene.state.ends_s()
     here = [worker for worker in scene.state.workers.values() if worker.activity is not Activity.INACTIVE]
     times = [ends_s[gpu] - lead_s for worker in here for gpu in worker.gpus if gpu in ends_s]

@@ -69,10 +69,11 @@ def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Mo
     """The fleet, the GPUs and the shape that an event finds, with what the gate of return says of borrowed workers."""
     forecast = Remembered(policy.predictor.forecast(situation.profile, situation.progress))
     serving = [worker for worker in state.active() if worker.role is not Role.TRAINING]
-    moving = any(
-        worker.activity is Activity.TRANSITIONING and worker.role is not Role.TRAINING
-        for worker in state.workers.values()
-    )
+    moving = [
+        state.workers[slot]
+        for slot in sorted(state.workers)
+        if state.workers[slot].activity is Activity.TRANSITIONING and state.workers[slot].role is not Role.TRAINING
+    ]
     leaving = _leaving(state, situation, now_s)
     avoid = _avoided(policy, state, leaving)
     gates: tuple[Gated, ...] = ()
@@ -103,24 +104,15 @@ def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Mo
         lending=lending,
         staying=staying,
         forced=len(staying) < len(serving),
-        moving=moving,
+        moving=bool(moving),
         borrowed=lent,
         current=_option(forecast, situation, staying, lent) if staying else None,
         gates=gates,
-        called_off=_called_off(state, leaving, lending=lending),
-    )
-
-
-def _called_off(state: FleetState, leaving: frozenset[GpuId], *, lending: bool) -> tuple[WorkerId, ...]:
-    moving = (
-        state.workers[slot]
-        for slot in sorted(state.workers)
-        if state.workers[slot].activity is Activity.TRANSITIONING and state.workers[slot].role is not Role.TRAINING
-    )
-    return tuple(
-        worker.id
-        for worker in moving
-        if not leaving.isdisjoint(worker.gpus) or (state.is_overlap(worker.id) and not lending)
+        called_off=tuple(
+            worker.id
+            for worker in moving
+            if not leaving.isdisjoint(worker.gpus) or (state.is_overlap(worker.id) and not lending)
+        ),
     )
 
 
@@ -141,8 +133,12 @@ def _ask_ahead(policy: Policy, situation: Situation, forecast: Forecast, asked: 
 
 def _leaving(state: FleetState, situation: Situation, now_s: float) -> frozenset[GpuId]:
     """GPUs whose notice, or lease, falls due within what it takes to leave them."""
-    lead_s = situation.profile.platform.costs.stop_s + LEAVE_MARGIN_S
-    return frozenset(gpu for gpu, end_s in state.ends_s().items() if end_s <= now_s + lead_s)
+    return frozenset(gpu for gpu, end_s in state.ends_s().items() if end_s <= now_s + leave_lead_s(situation))
+
+
+def leave_lead_s(situation: Situation) -> float:
+    """How long before GPUs fall due their workers begin to leave."""
+    return situation.profile.platform.costs.stop_s + LEAVE_MARGIN_S
 
 
 def _avoided(policy: Policy, state: FleetState, leaving: frozenset[GpuId]) -> frozenset[GpuId]:

@@ -136,9 +136,9 @@ def _blocks(
         slots.setdefault(frozenset(state.slots[slot]), slot)
     blocks = {
         frozenset(gpus): gpus
-        for node in _by_node(state, gone).values()
+        for node in by_node(state, gone).values()
         for tp in sorted(tps)
-        for gpus in (node[first : first + tp] for first in range(0, len(node) - tp + 1, tp))
+        for gpus in aligned(node, tp)
     }
     for block in slots:
         blocks.setdefault(block, ())
@@ -149,7 +149,13 @@ def _blocks(
             yield Seat(kind=SeatKind.START, gpus=gpus, worker=had, role=None, overlap=False)
 
 
-def _by_node(state: FleetState, gone: frozenset[GpuId]) -> Mapping[NodeId, tuple[GpuId, ...]]:
+def aligned(node: tuple[GpuId, ...], tp: int) -> Iterator[tuple[GpuId, ...]]:
+    """The blocks that a node's GPUs are cut into."""
+    return (node[first : first + tp] for first in range(0, len(node) - tp + 1, tp))
+
+
+def by_node(state: FleetState, gone: frozenset[GpuId]) -> Mapping[NodeId, tuple[GpuId, ...]]:
+    """Nodes in order -> their GPUs in order of id, without those that are given back."""
     nodes: dict[NodeId, list[GpuId]] = {}
     for gpu in sorted(state.gpus.keys() - gone):
         nodes.setdefault(state.gpus[gpu].node, []).append(gpu)
