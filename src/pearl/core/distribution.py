@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,8 @@ class Distribution:
 
     values: tuple[float, ...]
     weights: tuple[float, ...]
+    mean: float = field(init=False, repr=False, compare=False)
+    """Of the values; worked out once, since every prediction asks for it."""
 
     def __post_init__(self) -> None:
         if not self.values or len(self.values) != len(self.weights):
@@ -45,11 +47,8 @@ class Distribution:
             raise ProfileError("distribution: got values that do not rise, want each of them once, ascending")
         if not math.isclose(math.fsum(self.weights), 1.0, abs_tol=1e-6):
             raise ProfileError(f"distribution: got weights of {math.fsum(self.weights):.6g} in all, want 1")
-
-    @property
-    def mean(self) -> float:
-        """Of the values."""
-        return math.fsum(v * w for v, w in zip(self.values, self.weights, strict=True))
+        mean = math.fsum(v * w for v, w in zip(self.values, self.weights, strict=True))
+        object.__setattr__(self, "mean", mean)
 
     @property
     def variance(self) -> float:

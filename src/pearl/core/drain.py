@@ -31,8 +31,12 @@ COHORTS = 12
 """Different numbers of turns done that are told apart."""
 _TAIL = 6.0
 """Standard deviations of the longest trajectory's length in turns beyond which everybody has ended."""
-_HALVINGS = 26
-"""Of the turns until then: the close is found to one part in 2**26 of them."""
+_PARTS = 8
+"""That the turns until then are cut into per round of looking for the close."""
+_ROUNDS = 9
+"""At most: the close is then known to one part in 2**27 of those turns."""
+_SMOOTH = 32
+"""Parts of the narrowest spread of a length within which the share that has ended is a straight line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,11 @@ def drain_of(workload: WorkloadProfile, progress: Progress, turn_cv: float) -> D
         return np.asarray(weight * ndtr((turns[:, None] - left) / spread), dtype=np.float64)
 
     everybody = float((left + _TAIL * spread).max())
-    expected, low, high = _close(progress, lambda turns: ended(turns).sum(axis=1), everybody)
+
+    def finished(turns: Floats) -> Floats:
+        return np.asarray(ndtr((turns[..., None] - left) / spread) @ weight, dtype=np.float64)
+
+    expected, low, high = _close(progress, finished, everybody, float(spread.min()))
     first = min(1.0, expected)
     rest = expected - first
     at = np.concatenate(([first / 2], first + rest * (_NODES + 0.5)))
@@ -110,22 +118,34 @@ def _remaining(workload: WorkloadProfile, progress: Progress) -> tuple[Floats, F
     return done[kept], np.maximum(left[kept], 0.5), weight[kept]
 
 
-def _close(progress: Progress, finished: Callable[[Floats], Floats], most: float) -> tuple[float, float, float]:
+def _close(
+    progress: Progress, finished: Callable[[Floats], Floats], most: float, spread: float
+) -> tuple[float, float, float]:
     """Turns until as many groups as needed have completed: expected, and one standard deviation to each side.
 
-    `finished`: share of trajectories that have ended after so many turns, `most` turns after which all have. The k-th of G groups
-    has completed when k - 1/2 are expected to have: between its median and its mean where lengths have a tail. How many have by
-    then is binomial. Source of the two sides: Wilson's score interval of a share.
+    `finished`: share of trajectories that have ended after so many turns, `most` turns after which all have, `spread` turns
+    over which no length's share rises at once. The k-th of G groups has completed when k - 1/2 are expected to have: between
+    its median and its mean where lengths have a tail. How many have by then is binomial. Source of the two sides: Wilson's
+    score interval of a share.
     """
     groups = progress.live_groups
     members = max(1.0, progress.in_flight / groups)
     share = (progress.needed_groups - 0.5) / groups
     middle, half = share + 0.5 / groups, math.sqrt(share * (1 - share) / groups + 0.25 / groups**2)
     levels = np.array([share, (middle - half) / (1 + 1 / groups), (middle + half) / (1 + 1 / groups)])
-    low, high = np.zeros(3), np.full(3, most)
-    for _ in range(_HALVINGS):
-        half_way = (low + high) / 2
-        short = finished(half_way) ** members < levels
-        low, high = np.where(short, half_way, low), np.where(short, high, half_way)
-    expected, early, late = high.tolist()
+    levels **= 1 / members
+    low, width = np.zeros(3), most
+    reached, next_reached = np.zeros(3), np.ones(3)
+    steps, each = np.arange(_PARTS + 1), np.arange(3)
+    for _ in range(_ROUNDS):
+        width /= _PARTS
+        known = finished(low + width * steps[1:-1, None])
+        known = np.concatenate((reached[None], known, next_reached[None]))
+        at = (known[1:-1] < levels).sum(axis=0)
+        reached, next_reached = known[at, each], known[at + 1, each]
+        low = low + width * at
+        if width < spread / _SMOOTH:
+            break
+    along = (levels - reached) / np.maximum(next_reached - reached, 1e-300)
+    expected, early, late = (low + width * np.clip(along, 0.0, 1.0)).tolist()
     return expected, early, late

@@ -12,7 +12,7 @@ t(n) seconds of an iteration with n sequences at the context of the time, O toke
 to the iterations of a colocated worker, A those of append-prefill on a decode worker, V either of them with the wait for it,
 a = (N - 1) / N what of it is that of others (`_beside`), X P < 1, P' seconds of a prefill worker per turn that it gets, H of a
 hand-off, h the share of turns that are handed off (all, but for append-prefill), Z of environment and overheads, L <= N. Both
-sides rise with n, so X at a given N is read off a grid of n. The batch is the integral over its drain (`drain`).
+sides rise with n, so X at a given N lies between two points of a grid of n. The batch is the integral over its drain (`drain`).
 
 KV capacity: a worker decodes no more sequences than fit; where the prefixes of all in flight do not fit, some are computed
 again: least-recently-used eviction under cyclic use loses them sharply (`_reuse`).
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -45,15 +45,15 @@ Bools = npt.NDArray[np.bool_]
 
 FULLEST = 0.97
 """Utilisation beyond which a prefill pool counts as saturated."""
-BLOCK = 32
+BLOCK = 256
 """Candidates at a time: their arrays stay in a core's cache."""
 APPEND_TOKENS = (0, 256, 2048)
 """Bounds of append-prefill to choose from: without, short replies, nearly all."""
-_ROUNDS = 2
-"""Of working out whose prefill one's decode meets; further ones change nothing that matters."""
+_STEPS = tuple((POINTS - 1) >> halving for halving in range(1, (POINTS - 1).bit_length()))
+"""Of finding a place among the intervals of the grid."""
 LONGEST = 0.99
 """Quantile of turns whose context must fit on a worker alone."""
-SPLITS = tuple(share / 10 for share in range(11))
+SPLITS = np.arange(11) / 10
 """Shares of trajectories that one of two sides of a fleet may take; the best is taken, anew in each slice."""
 
 
@@ -92,7 +92,8 @@ class FluidPredictor:
         for sides in _MIXES:
             rate = partial(network.rate, sides)
             places = np.flatnonzero(able & np.all([has[side] == (side in sides) for side in _Side], axis=0))
-            for block in (places[at : at + BLOCK] for at in range(0, len(places), BLOCK)):
+            size = BLOCK if len(sides) == 1 else BLOCK // len(SPLITS)
+            for block in (places[at : at + size] for at in range(0, len(places), size)):
                 turn_s = drain.population / rate(network.fleets(candidates, block))
                 close[block] = turn_s @ drain.slice_turns
                 luck = drain.spread_turns * turn_s[:, -1]
@@ -116,23 +117,8 @@ class _Fleets:
     """Place of the bound of append-prefill among the bounds, shape `[S]`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Curve:
-    """Rate over population for each candidate and slice, shape `[S, SLICES, POINTS]`; both rise."""
-
-    population: Floats
-    per_s: Floats
-
-    def at(self, population: Floats) -> Floats:
-        """Turns per second, shape `[S, SLICES]`; `population` broadcasts to that."""
-        high = (self.population < population[..., None]).sum(axis=-1)
-        np.minimum(np.maximum(high, 1, out=high), POINTS - 1, out=high)
-        # Places in the arrays laid flat: much cheaper than indexing along the last axis.
-        high += np.arange(0, self.population.size, POINTS).reshape(high.shape)
-        n, x = self.population.ravel(), self.per_s.ravel()
-        n0, x0 = n[high - 1], x[high - 1]
-        along = np.minimum(np.maximum((population - n0) / np.maximum(n[high] - n0, 1e-12), 0.0), 1.0)
-        return np.asarray(x0 + along * (x[high] - x0), dtype=np.float64)
+_Load = Callable[[Ints], tuple[Floats, Floats]]
+"""From places on the grid of n, shape `[S, K, P]`, to trajectories and turns per second, which rise with it."""
 
 
 class _Side(enum.Enum):
@@ -211,57 +197,93 @@ class _Network:
         )
 
     def rate(self, sides: Sequence[_Side], fleets: _Fleets) -> Floats:
-        """Turns per second, shape `[S, SLICES]`; of two sides each trajectory is on one."""
-        everyone = np.broadcast_to(self._drain.population, (len(fleets.append), SLICES))
+        """Turns per second, shape `[S, K]`; of two sides each trajectory is on one."""
+        everyone = self._drain.population[:, None] * np.ones((len(fleets.append), 1, 1))
         if len(sides) == 1:
-            return self._curve(sides[0], fleets, everyone).at(everyone)
+            return self._turns_per_s(sides[0], fleets, everyone, everyone)[..., 0]
         # Prefixes lie where there is room for them; trajectories go where that is fastest in all.
         one, other = (self._room(side, fleets) for side in sides)
-        first = self._curve(sides[0], fleets, everyone * (one / (one + other)))
-        second = self._curve(sides[1], fleets, everyone * (other / (one + other)))
-        rates = [first.at(everyone * share) + second.at(everyone * (1 - share)) for share in SPLITS]
-        return np.asarray(np.max(rates, axis=0), dtype=np.float64)
+        split = everyone * SPLITS
+        first = self._turns_per_s(sides[0], fleets, split, everyone * (one / (one + other)))
+        second = self._turns_per_s(sides[1], fleets, everyone - split, everyone * (other / (one + other)))
+        return np.asarray((first + second).max(axis=-1), dtype=np.float64)
 
-    def _curve(self, side: _Side, fleets: _Fleets, population: Floats) -> _Curve:
+    def _turns_per_s(self, side: _Side, fleets: _Fleets, population: Floats, held: Floats) -> Floats:
+        """Of populations, shape `[S, K, P]`; `held`: trajectories whose prefixes are, shape `[S, K, 1]`."""
         if side is _Side.PAIRED:
-            return self._paired_curve(fleets, population)
-        return self._colocated_curve(*_keepers(side, fleets), population)
+            load = self._paired(fleets, population, held)
+        else:
+            load = self._colocated(*_keepers(side, fleets), population, held)
+        below = np.zeros(population.shape, dtype=np.int64)
+        for step in _STEPS:
+            below += step * (load(below + step)[0] < population)
+        (n0, x0), (n1, x1) = load(below), load(below + 1)
+        along = np.minimum(np.maximum((population - n0) / np.maximum(n1 - n0, 1e-12), 0.0), 1.0)
+        return np.asarray(x0 + along * (x1 - x0), dtype=np.float64)
 
     def _room(self, side: _Side, fleets: _Fleets) -> Floats:
-        """KV of the workers that keep prefixes, in tokens, shape `[S, 1]`."""
+        """KV of the workers that keep prefixes, in tokens, shape `[S, 1, 1]`."""
         workers, tp = _keepers(side, fleets)
-        return np.asarray(self._stations.capacity[tp, None] * workers[:, 0], dtype=np.float64)
+        return np.asarray(self._stations.capacity[tp, None, None] * workers, dtype=np.float64)
 
-    def _colocated_curve(self, workers: Floats, tp: Ints, population: Floats) -> _Curve:
-        s = self._stations
-        reuse = _reuse(s.capacity[tp, None] * workers[:, 0], population * s.prefix)
-        again = ((1 - reuse) * s.prefix)[..., None]
-        n = s.running[tp]
-        prefill = s.beside_s[tp] + again * s.beside_token_s[tp]
-        per_s, in_flight = _beside(n, s.n, s.decode_s[tp], prefill, s.apart_s)
-        return _Curve(population=workers * in_flight, per_s=workers * per_s)
+    def _rows(self, tp: Ints) -> Ints:
+        """Where the grid of each tensor parallelism and slice begins in arrays laid flat, shape `[S, K, 1]`."""
+        # Taking from flat arrays is much cheaper than indexing along several axes.
+        return np.asarray((tp[:, None] * SLICES + np.arange(SLICES))[..., None] * POINTS, dtype=np.int64)
 
-    def _paired_curve(self, fleets: _Fleets, population: Floats) -> _Curve:
-        s, x, y, tp, append = self._stations, fleets.prefill, fleets.decode, fleets.decode_tp, fleets.append
-        kept = _reuse(s.capacity[tp, None] * y[:, 0], population * s.prefix)[..., None]
-        n = s.running[tp]
-        appended = kept * s.append_s[append, tp]
-        each, held = n / s.decode_s[tp], s.n
-        if appended.any():
-            each, held = _beside(n, s.n, s.decode_s[tp], appended, 0.0)
-        turns = y * each
-        work = self._prefill_work(fleets, population, kept)
-        load = np.minimum(1.0, turns * work.alone_s / x)
-        service = work.alone_s + load * (work.packed_s - work.alone_s)
-        per_s = np.minimum(turns, FULLEST * x / np.maximum(service, 1e-12))
-        busy = per_s * service / x
-        queued = np.minimum(x * (busy + busy**2 / (2 * (1 - busy))), self._drain.population[:, None])
+    def _colocated(self, workers: Floats, tp: Ints, population: Floats, held: Floats) -> _Load:
+        s, rows = self._stations, self._rows(tp)
+        reuse = _reuse(s.capacity[tp, None, None] * workers, held * s.prefix[:, None])
+        again = (1 - reuse) * s.prefix[:, None]
+        others = self._others(population / workers, tp)
+
+        def load(place: Ints) -> tuple[Floats, Floats]:
+            at = rows + place
+            prefill = s.beside_s.take(at) + again * s.beside_token_s.take(at)
+            per_s, waiting = _beside(s.turn_s.take(at), prefill, others)
+            return workers * (s.n.take(place) + waiting + per_s * s.apart_s), workers * per_s
+
+        return load
+
+    def _paired(self, fleets: _Fleets, population: Floats, held: Floats) -> _Load:
+        s, x, y, tp = self._stations, fleets.prefill, fleets.decode, fleets.decode_tp
+        rows = self._rows(tp)
+        kept = _reuse(s.capacity[tp, None, None] * y, held * s.prefix[:, None])
+        appends = rows + (fleets.append * (s.turn_s.size))[:, None, None]
+        appending = bool((s.appended[fleets.append] > 0).any())
+        others = self._others(population / y, tp)
+        work = self._prefill_work(fleets, held, kept)
         hand_off = work.handed * s.hand_off_s[tp, None, None] + work.moved_tokens * s.hand_off_token_s[tp, None, None]
-        return _Curve(population=y * held + queued + per_s * (s.apart_s + hand_off), per_s=per_s)
+        away_s = s.apart_s + hand_off
 
-    def _prefill_work(self, fleets: _Fleets, population: Floats, kept: Floats) -> _PrefillWork:
+        def load(place: Ints) -> tuple[Floats, Floats]:
+            at = rows + place
+            turn_s, on_decode = s.turn_s.take(at), y * s.n.take(place)
+            turns = y / turn_s
+            if appending:
+                each, waiting = _beside(turn_s, kept * s.append_s.take(appends + place), others)
+                turns, on_decode = y * each, on_decode + y * waiting
+            busy = np.minimum(1.0, turns * work.alone_s / x)
+            service = work.alone_s + busy * (work.packed_s - work.alone_s)
+            per_s = np.minimum(turns, FULLEST * x / np.maximum(service, 1e-12))
+            busy = per_s * service / x
+            queued = np.minimum(x * (busy + busy**2 / (2 * (1 - busy))), self._drain.population[:, None])
+            return on_decode + queued + per_s * away_s, per_s
+
+        return load
+
+    def _others(self, each: Floats, tp: Ints) -> Floats:
+        """Share of prefill beside one's decode that is not one's own, with so many trajectories to a worker.
+
+        One's own does not stretch one's own decode; nor does that of those who wait for a place. Source: the arrival theorem of
+        closed networks: who arrives sees the network without itself, (N - 1) / N of it.
+        """
+        seen = np.minimum(each, self._stations.most[tp, :, None])
+        return np.asarray(np.maximum(seen - 1, 0.0) / np.maximum(seen, 1e-12), dtype=np.float64)
+
+    def _prefill_work(self, fleets: _Fleets, held: Floats, kept: Floats) -> _PrefillWork:
         s, tp, append = self._stations, fleets.prefill_tp, fleets.append
-        reuse = _reuse(s.capacity[tp, None] * fleets.prefill[:, 0], population * s.prefix)[..., None]
+        reuse = _reuse(s.capacity[tp, None, None] * fleets.prefill, held * s.prefix[:, None])
         first, appended = self._drain.first_share[:, None], s.appended[append, None, None]
         later = 1 - appended * kept
         handed = first + (1 - first) * later
@@ -292,20 +314,15 @@ class _PrefillWork:
     moved_tokens: Floats
 
 
-def _beside(n: Floats, decoding: Floats, decode_s: Floats, prefill_s: Floats, apart_s: float) -> tuple[Floats, Floats]:
-    """Turns per second, and trajectories, of a worker that prefills beside n sequences (`decoding`: with those that wait).
+def _beside(turn_s: Floats, prefill_s: Floats, others: Floats) -> tuple[Floats, Floats]:
+    """Turns per second of a worker that prefills beside what it decodes, and trajectories whose prefill is under way or waits.
 
-    A worker's time is all that there is: X (P + O t / n) <= 1. One's own prefill does not stretch one's own decode, so of what
-    there is with everybody the share of the others counts: (N - 1) / N. Source: the arrival theorem of closed networks.
+    A worker's time is all that there is: X (a P + O t / n) <= 1, `others` a.
     """
-    others: Floats | float = 1.0
-    most = FULLEST / np.maximum(prefill_s, 1e-12)
-    for _ in range(_ROUNDS):
-        per_s = np.minimum(n / (decode_s + n * prefill_s * others), most)
-        busy = np.minimum(per_s * prefill_s * others, FULLEST)
-        in_flight = decoding + per_s * (apart_s + prefill_s * (1 + busy / (2 * (1 - busy))))
-        others = np.maximum(in_flight - 1, 0.0) / np.maximum(in_flight, 1e-12)
-    return np.maximum.accumulate(per_s, axis=-1), np.maximum.accumulate(in_flight, axis=-1)
+    per_s = np.minimum(1 / (turn_s + prefill_s * others), FULLEST / np.maximum(prefill_s, 1e-12))
+    under_way = per_s * prefill_s
+    busy = np.minimum(under_way * others, FULLEST)
+    return per_s, under_way * (1 + busy / (2 * (1 - busy)))
 
 
 def _reuse(capacity_tokens: Floats, needed_tokens: Floats) -> Floats:

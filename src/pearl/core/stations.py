@@ -20,9 +20,9 @@ from pearl.core.workload import WorkloadProfile
 
 SPARSE = (0.0, 1 / 4096, 1 / 512, 1 / 64, 1 / 16, 1 / 4, 1 / 2)
 """Sequences per worker, mean, where there are fewer trajectories than workers."""
-POINTS = 19
-"""G. Numbers of sequences per worker on the grid: the sparse ones, then from 1 to the most, each larger than the last by the same
-factor."""
+POINTS = 33
+"""G, a power of two and 1. Numbers of sequences per worker on the grid: the sparse ones, then from 1 to the most, each larger
+than the last by the same factor."""
 INSTANT_S = 1e-9
 """An iteration takes no less, even where a table says 0."""
 
@@ -33,10 +33,11 @@ class Stations:
 
     n: Floats
     """Sequences per worker, shape `[G]`."""
-    running: Floats
-    """Of them those whose KV fits, shape `[T, K, G]`."""
-    decode_s: Floats
-    """Decode of a turn's tokens, shape `[T, K, G]`."""
+    most: Floats
+    """Sequences that run at once: those whose KV fits, shape `[T, K]`."""
+    turn_s: Floats
+    """What decode of a turn's tokens takes of a worker's time, shape `[T, K, G]`; inf without sequences. It falls with n: where
+    more of them would be slower in all, a worker is taken not to run more."""
     beside_s: Floats
     """What a turn's new tokens add to the decode iterations that they share, shape `[T, K, G]`."""
     beside_token_s: Floats
@@ -88,8 +89,8 @@ def stations_of(workload: WorkloadProfile, platform: Platform, drain: Drain, bou
     kv_bytes = [platform.by_tp[tp].kv_bytes_per_token for tp in platform.tps]
     return Stations(
         n=times.n,
-        running=times.running,
-        decode_s=generated * times.bare,
+        most=times.running[..., -1],
+        turn_s=times.turn_s,
         beside_s=first[:, None] * beside[0] + (1 - first)[:, None] * beside[1],
         beside_token_s=beside[2] / chunk,
         append_s=shares[:, None, :, None] * beside[3:],
@@ -122,6 +123,7 @@ class _Times:
         self.n = np.concatenate((SPARSE, np.geomspace(1.0, most, POINTS - len(SPARSE))))
         fits = np.maximum(self.capacity[:, None] / decoding, 1.0)
         self.running = np.minimum(self.n, fits[..., None])
+        """Of n those whose KV fits, shape `[T, K, G]`."""
         busy = np.maximum(self.running, 1.0)  # a worker with half a sequence has one for half of the time
         nobody = np.zeros((SLICES, 1))
         tables = [table_of(platform.by_tp[tp].iterations) for tp in platform.tps]
@@ -130,6 +132,9 @@ class _Times:
         self._idle = [table.at(nobody, context) for table in tables]
         self.bare = np.maximum(self._seconds(self._busy, np.zeros(1))[0], INSTANT_S)
         """Iterations that only decode, shape `[T, K, G]`."""
+        none = np.full((*self.bare.shape[:-1], 1), np.inf)
+        some = generated * self.bare[..., 1:] / self.running[..., 1:]
+        self.turn_s = np.minimum.accumulate(np.concatenate((none, some), axis=-1), axis=-1)
 
     def beside(self, tokens: Floats) -> Floats:
         """What prompt tokens of a turn add to decode iterations, chunk after chunk; shape `[tokens, T, K, G]`."""

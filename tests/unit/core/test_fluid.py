@@ -471,9 +471,9 @@ FLEETS = [
 class TestAtOnce:
     def test_many_like_one_by_one(self) -> None:
         """More than a block of each kind, shuffled with those that cannot serve."""
-        fleets = FLEETS * 9
+        fleets = FLEETS * 65
         hybrids, apart = (sum(str(fleet.shape) == text for fleet in fleets) for text in ("1P1D1C", "1C@tp1+2C@tp2"))
-        assert hybrids == apart == 36 > BLOCK == 32
+        assert hybrids == apart == 260 > BLOCK == 256
         progress = fresh_batch(4, 8)
         found = predict(fleets, progress=progress)
         for place, fleet in enumerate(FLEETS):

@@ -81,8 +81,7 @@ def test_contexts() -> None:
     """
     found = stations()
     assert found.prefix[[FIRST, LATER, MIXED]] == pytest.approx([0, 170, 85])
-    assert found.running[0, :, -1][[FIRST, LATER, MIXED]] == pytest.approx([500 / 110, 500 / 230, 500 / 170])
-    assert found.running[0, LATER, :7] == pytest.approx(found.n[:7])
+    assert found.most[0, [FIRST, LATER, MIXED]] == pytest.approx([500 / 110, 500 / 230, 500 / 170])
     assert found.capacity.tolist() == [500.0]
 
 
@@ -92,14 +91,26 @@ def test_at_least_one_fits_and_a_context_is_never_empty() -> None:
     for capacity, want in ((22, 2.0), (10, 1.0)):
         profile = engine_profile(1, TIMES, capacity=capacity)
         found = stations(empty, Platform(by_tp={1: profile}))
-        assert found.running[0, :, -1] == pytest.approx(np.full(SLICES, want))
+        assert found.most[0] == pytest.approx(np.full(SLICES, want))
 
 
 def test_decoding() -> None:
-    """20 iterations of 12 ms with one sequence or less, of 10 + 2 * 500 / 110 with as many as fit."""
+    """20 iterations of 12 ms for one sequence, of which less than one has its share; of 10 + 2 * 500 / 110 for those that fit."""
     found = stations()
-    assert found.decode_s[0, FIRST, :6] == pytest.approx(np.full(6, 0.24))
-    assert found.decode_s[0, FIRST, -1] == pytest.approx(20 * (0.01 + 0.002 * 500 / 110))
+    assert found.turn_s[0, FIRST, 0] == np.inf
+    assert found.turn_s[0, FIRST, 1 : len(SPARSE) + 1] * found.n[1 : len(SPARSE) + 1] == pytest.approx(0.24)
+    assert found.turn_s[0, FIRST, -1] == pytest.approx(20 * (0.01 / (500 / 110) + 0.002))
+
+
+def test_more_sequences_are_never_slower_in_all() -> None:
+    """From 8 sequences on a table takes ten times as long: no more of them are run at once."""
+    cells = ((0.01,), (0.01,), (0.08,), (0.8,), (0.8,))
+    times = IterationTimes(
+        prefill_tokens=(0, 64), decoding=(0, 1, 8, 9, 16), context_tokens=(1,), cells_s=(cells, cells)
+    )
+    found = stations(platform=Platform(by_tp={1: engine_profile(1, times, capacity=4000)}), population=16)
+    assert found.n[-1] == 16
+    assert found.turn_s[0, FIRST, -1] == pytest.approx(20 * 0.01)
 
 
 def test_prefill_beside_decoding() -> None:
@@ -183,7 +194,7 @@ def test_prefill_is_never_a_gain() -> None:
 
 def test_iterations_take_some_time() -> None:
     found = stations(platform=Platform(by_tp={1: engine_profile(1, linear_times(0.0, 0.0, 0.0))}))
-    assert found.decode_s == pytest.approx(np.full((1, SLICES, POINTS), 20e-9))
+    assert found.turn_s[..., -1] * found.most == pytest.approx(np.full((1, SLICES), 20e-9))
     assert found.beside_s == pytest.approx(np.zeros((1, SLICES, POINTS)))
 
 
@@ -209,14 +220,14 @@ def test_each_tensor_parallelism_has_its_own() -> None:
     found = stations(platform=platform)
     place = len(SPARSE)
     assert found.capacity.tolist() == [500, 900]
-    assert found.decode_s[:, FIRST, place] == pytest.approx([0.24, 0.72])
+    assert found.turn_s[:, FIRST, place] == pytest.approx([0.24, 0.72])
     assert found.beside_s[:, FIRST, place] == pytest.approx([0.1, 0.6])
     assert found.beside_token_s[:, FIRST, place] == pytest.approx([0.001, 0.006])
     assert found.append_s[ALL, :, LATER, place] == pytest.approx([0.05, 0.3])
     assert found.long_s[NONE, :, FIRST] == pytest.approx([0.11, 3 * 0.21])
     assert found.short_s[ALL, :, LATER] == pytest.approx([0.06, 3 * 0.11])
     assert found.prefill_token_s[:, FIRST] == pytest.approx([0.074 / 64, 3 * 0.138 / 64])
-    assert found.running[:, LATER, -1] == pytest.approx([500 / 230, 900 / 230])
+    assert found.most[:, LATER] == pytest.approx([500 / 230, 900 / 230])
     assert found.hand_off_s.tolist() == [0.5, 0.0]
     assert found.hand_off_token_s.tolist() == [pytest.approx(0.004), 0.0]
 
@@ -226,8 +237,8 @@ def test_times_at_the_context_of_the_slice() -> None:
     profile = engine_profile(1, linear_times(0.01, 0.002, 0.001, contexts=(1, 8192)))
     found = stations(platform=Platform(by_tp={1: profile}))
     at = len(SPARSE)
-    assert found.decode_s[0, LATER, at] == pytest.approx(20 * (0.01 + 0.002 * (1 + 230 / 32768)))
-    assert found.decode_s[0, FIRST, at] == pytest.approx(20 * (0.01 + 0.002 * (1 + 110 / 32768)))
+    assert found.turn_s[0, LATER, at] == pytest.approx(20 * (0.01 + 0.002 * (1 + 230 / 32768)))
+    assert found.turn_s[0, FIRST, at] == pytest.approx(20 * (0.01 + 0.002 * (1 + 110 / 32768)))
 
 
 def test_prefill_alone_at_its_context() -> None:
