@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from pearl.cli.recipes import load_arguments
 from pearl.config.check import check_plan
-from pearl.core.budget import budget_of
+from pearl.core.budget import Budgets
 from pearl.core.decide import decide
 from pearl.core.decision import Moment
 from pearl.core.plan import PlanRefusal, PlanRequest, apply, plan
@@ -53,7 +53,7 @@ def _shape(text: str, tps: Sequence[int]) -> Shape:
 
 def _with_serving(state: FleetState, shape: Shape, platform: Platform) -> FleetState:
     """The fleet with a shape on its dedicated GPUs."""
-    budget = budget_of(state, platform.tps, lending=False)
+    budget = Budgets(state, platform.tps, lending=False).without()
     planned = plan(state, PlanRequest(shape=shape, usable=budget.usable), platform.costs)
     if isinstance(planned, PlanRefusal):
         detail = planned.detail.removeprefix(f"{shape}: ")

@@ -32,39 +32,40 @@ class Budget:
     """Their tensor parallelism: one for all, fixed when they were started; 1 where there are none."""
 
 
-def budget_of(
-    state: FleetState,
-    tps: Iterable[int],
-    *,
-    lending: bool,
-    avoid: frozenset[GpuId] = frozenset(),
-    gone: frozenset[GpuId] = frozenset(),
-) -> Budget:
-    """The budget in this state.
+class Budgets:
+    """The budgets of a state, with more or fewer of its GPUs."""
 
-    `lending`: training does not need its GPUs now; `avoid`: GPUs that leave, or that a policy does not use;
-    `gone`: of these those that are given back, so that blocks are as they will be then.
-    """
-    workers = [state.workers[slot] for slot in sorted(state.workers)]
-    moving = _gpus_of(worker for worker in workers if worker.activity is Activity.TRANSITIONING)
-    free = [state.gpus[gpu] for gpu in sorted(state.gpus) if gpu not in avoid and gpu not in moving]
-    usable = frozenset(gpu.id for gpu in free if gpu.owner is not GpuOwner.TRAINING)
-    spare = frozenset(gpu.id for gpu in free if gpu.owner is GpuOwner.TRAINING)
-    spare -= _gpus_of(w for w in workers if w.role is Role.TRAINING and w.activity is Activity.ACTIVE)
-    rollout = [worker for worker in workers if worker.role is not Role.TRAINING]
-    retained = [worker for worker in rollout if lending and spare.issuperset(worker.gpus)]
-    counts = Counter(len(worker.gpus) for worker in retained)
-    overlap_tp = min(counts, key=lambda tp: (-counts[tp], tp), default=1)
-    overlap = [worker for worker in retained if len(worker.gpus) == overlap_tp]
-    seated = [w for w in rollout if w.activity is Activity.ACTIVE and usable.issuperset(w.gpus)]
-    nodes = by_node(state, gone)
-    return Budget(
-        usable=usable,
-        workers={tp: _fit(nodes.values(), usable, seated, tp) for tp in tps},
-        lendable=_gpus_of(overlap),
-        overlap=len(overlap),
-        overlap_tp=overlap_tp,
-    )
+    def __init__(
+        self, state: FleetState, tps: Iterable[int], *, lending: bool, gone: frozenset[GpuId] = frozenset()
+    ) -> None:
+        """`lending`: training does not need its GPUs now; `gone`: GPUs that are given back: blocks are as they will be then."""
+        workers = [state.workers[slot] for slot in sorted(state.workers)]
+        moving = _gpus_of(worker for worker in workers if worker.activity is Activity.TRANSITIONING)
+        dedicated = {gpu.id for gpu in state.gpus.values() if gpu.owner is not GpuOwner.TRAINING}
+        training = _gpus_of(w for w in workers if w.role is Role.TRAINING and w.activity is Activity.ACTIVE)
+        rollout = [worker for worker in workers if worker.role is not Role.TRAINING]
+        self._tps = tuple(tps)
+        self._usable = frozenset(dedicated - moving)
+        spare = (state.gpus.keys() - dedicated - moving - training) if lending else frozenset[GpuId]()
+        self._retained = [worker for worker in rollout if spare.issuperset(worker.gpus)]
+        self._seated = [w for w in rollout if w.activity is Activity.ACTIVE and dedicated.issuperset(w.gpus)]
+        self._nodes = tuple(by_node(state, gone).values())
+
+    def without(self, avoid: frozenset[GpuId] = frozenset()) -> Budget:
+        """The budget without GPUs that leave, or that a policy does not use."""
+        usable = self._usable - avoid
+        retained = [worker for worker in self._retained if avoid.isdisjoint(worker.gpus)]
+        counts = Counter(len(worker.gpus) for worker in retained)
+        overlap_tp = min(counts, key=lambda tp: (-counts[tp], tp), default=1)
+        overlap = [worker for worker in retained if len(worker.gpus) == overlap_tp]
+        seated = [worker for worker in self._seated if usable.issuperset(worker.gpus)]
+        return Budget(
+            usable=usable,
+            workers={tp: _fit(self._nodes, usable, seated, tp) for tp in self._tps},
+            lendable=_gpus_of(overlap),
+            overlap=len(overlap),
+            overlap_tp=overlap_tp,
+        )
 
 
 def _gpus_of(workers: Iterable[Worker]) -> frozenset[GpuId]:

@@ -76,9 +76,12 @@ def search(forecast: Forecast, lines: Sequence[Line], space: Space, incumbent: T
     if space.exhaustive:
         found.add(forecast, lines, [np.arange(line.length) for line in lines])
     else:
-        found.add(forecast, lines, _first_places(lines))
-        found.vary(forecast, lines)
-        found.refine(forecast, lines)
+        places = _first_places(lines)
+        found.add(forecast, lines, places)
+        if not all(map(len, places)):
+            found.vary(forecast, lines)
+        if any(line.length > POINTS for line in lines):
+            found.refine(forecast, lines)
     options = found.best_of_lines(lines)
     return Choice(
         best=_least_change(found.near(lines), incumbent), considered=tuple(options), evaluated=found.evaluated
@@ -111,6 +114,8 @@ class _Found:
         self.close_s = np.zeros(0)
         self.error_s = np.zeros(0)
         self.infeasible = np.zeros(0, dtype=np.int64)
+        self.ranked: Sequence[int] = ()
+        """Index of the best place of each line, fastest line first; ties to the first line."""
 
     @property
     def evaluated(self) -> int:
@@ -125,18 +130,22 @@ class _Found:
         self.close_s = np.concatenate((self.close_s, predicted.close_s))
         self.error_s = np.concatenate((self.error_s, predicted.error_s))
         self.infeasible = np.concatenate((self.infeasible, predicted.infeasible))
+        order = np.lexsort((self.place, self.line, self.close_s))
+        best: dict[int, int] = {}
+        for index, line in zip(order.tolist(), self.line[order].tolist(), strict=True):
+            best.setdefault(line, index)
+        self.ranked = list(best.values())
 
     def vary(self, forecast: Forecast, lines: Sequence[Line]) -> None:
         """Look at append-prefill too on the lines that are best without it."""
-        best = [lines[self.line[index]] for index in self._ranked() if lines[self.line[index]].decode_workers]
+        best = [lines[self.line[index]] for index in self.ranked if lines[self.line[index]].decode_workers]
         alike = set(best[:LINES])
         known = {int(line) for line in self.line}
         places = [
             spread(0, line.length - 1) if at not in known and replace(line, append_tokens=0) in alike else NOWHERE
             for at, line in enumerate(lines)
         ]
-        if any(len(each) for each in places):
-            self.add(forecast, lines, places)
+        self.add(forecast, lines, places)
 
     def refine(self, forecast: Forecast, lines: Sequence[Line]) -> None:
         """Close in on the best place of the best lines, round by round, until its neighbours are known."""
@@ -146,13 +155,13 @@ class _Found:
     def _closer(self, lines: Sequence[Line]) -> dict[int, Ints]:
         """Lines to look at again -> the places."""
         # Of lines of up to POINTS shapes the first round knows all.
-        ranked = [index for index in self._ranked() if lines[self.line[index]].length > POINTS]
+        ranked = [index for index in self.ranked if lines[self.line[index]].length > POINTS]
         around = {int(self.line[at]): self._around(int(self.line[at]), int(self.place[at])) for at in ranked[:LINES]}
         return {line: places for line, places in around.items() if len(places)}
 
     def best_of_lines(self, lines: Sequence[Line]) -> list[Option]:
         """The fastest of each line, fastest first."""
-        return [self._option(lines, index) for index in self._ranked()]
+        return [self._option(lines, index) for index in self.ranked]
 
     def near(self, lines: Sequence[Line]) -> list[Option]:
         """All as good as the best, or nothing when nothing is feasible."""
@@ -160,12 +169,6 @@ class _Found:
         if not np.isfinite(best):
             return []
         return [self._option(lines, int(at)) for at in np.flatnonzero(self.close_s <= best * (1 + TIE))]
-
-    def _ranked(self) -> list[int]:
-        """Index of the best place of each line, fastest line first; ties to the first line."""
-        order = np.lexsort((self.place, self.line, self.close_s))
-        _, firsts = np.unique(self.line[order], return_index=True)
-        return [int(order[first]) for first in np.sort(firsts)]
 
     def _around(self, line: int, place: int) -> Ints:
         """Unknown places between the known neighbours of a place."""
@@ -187,14 +190,15 @@ class _Found:
 
 
 def _candidates(lines: Sequence[Line], places: Sequence[Ints], of: Ints) -> Candidates:
-    workers = np.concatenate([line.workers(each) for line, each in zip(lines, places, strict=True)])
-    tps = np.array([(line.prefill_tp, line.decode_tp, line.colocated_tp) for line in lines])[of]
+    columns = np.array([line.columns for line in lines])[of].T
+    first, step, tps, (append_tokens, second, second_tp) = np.split(columns, (3, 6, 9))
+    workers = first + np.concatenate(places) * step
     return Candidates(
-        workers={role: workers[:, side] for side, role in enumerate(SERVING_ROLES)},
-        tp={role: tps[:, side] for side, role in enumerate(SERVING_ROLES)},
-        append_tokens=np.array([line.append_tokens for line in lines])[of],
-        second=np.array([line.second for line in lines])[of],
-        second_tp=np.array([line.second_tp for line in lines])[of],
+        workers=dict(zip(SERVING_ROLES, workers, strict=True)),
+        tp=dict(zip(SERVING_ROLES, tps, strict=True)),
+        append_tokens=append_tokens,
+        second=second,
+        second_tp=second_tp,
     )
 
 

@@ -173,20 +173,12 @@ def _settled_with(lending: Lending, dedicated: Option | None, borrowed: int) -> 
 
 def _with_some(lending: Lending, dedicated: Option | None, full: Option) -> list[Option]:
     """Shapes worth looking at with less than all, one for each number of borrowed workers, rising."""
-    policy, first, most = lending.policy, lending.borrowed + 1, lending.budget.overlap
-    if policy.borrow is not Borrow.ANY:
-        return []
-    numbers = range(first, most, max(1, math.ceil((most - first) / BORROW_POINTS)))
-    spaces = {_like(option, lending.budget.overlap_tp) for option in (dedicated, full) if option is not None}
-    lines = [
-        line
-        for borrowed in numbers
-        for space in sorted(spaces, key=repr)
-        for line in lines_of(lending.platform, lending.budget, space, borrowed)
-    ]
+    policy = lending.policy
+    likes = [option.target for option in (dedicated, full) if option is not None]
+    lines = some_lines(policy, lending.platform, lending.budget, lending.borrowed, likes)
     every = search(lending.forecast, lines, policy.space, None).considered
     found: list[Option] = []
-    for borrowed in numbers:
+    for borrowed in sorted({line.borrowed for line in lines}):
         alike = tuple(option for option in every if option.borrowed == borrowed)
         best = settle(
             policy, Choice(best=None, considered=alike, evaluated=0), dedicated, lending.platform.costs
@@ -194,6 +186,18 @@ def _with_some(lending: Lending, dedicated: Option | None, full: Option) -> list
         if best is not None and best.borrowed == borrowed:
             found.append(best)
     return found
+
+
+def some_lines(
+    policy: Policy, platform: Platform, budget: Budget, borrowed: int, likes: Sequence[Target]
+) -> list[Line]:
+    """The lines looked at with more overlap workers than serve already, but not all; of the mode of one of some shapes."""
+    first, most = borrowed + 1, budget.overlap
+    if policy.borrow is not Borrow.ANY:
+        return []
+    numbers = range(first, most, max(1, math.ceil((most - first) / BORROW_POINTS)))
+    spaces = sorted({_like(target, budget.overlap_tp) for target in likes}, key=repr)
+    return [line for number in numbers for space in spaces for line in lines_of(platform, budget, space, number)]
 
 
 def _gate(lending: Lending, dedicated: Option | None, options: Sequence[Option]) -> BorrowVerdict:
@@ -233,15 +237,15 @@ def _due(lending: Lending, option: Option) -> Verdict:
     )
 
 
-def _like(option: Option, overlap_tp: int) -> Space:
-    """Shapes of an option's mode, tensor parallelisms and append-prefill, borrowed workers beside them."""
-    roles = {pool.role for pool in option.target.shape.pools}
+def _like(target: Target, overlap_tp: int) -> Space:
+    """Shapes of a target's mode, tensor parallelisms and append-prefill, borrowed workers beside them."""
+    roles = {pool.role for pool in target.shape.pools}
     return Space(
         colocated=roles == {Role.COLOCATED},
         disaggregated=Role.COLOCATED not in roles,
         hybrid=len(roles) == 3,
-        tps=tuple(sorted({overlap_tp, *(pool.tp for pool in option.target.shape.pools)})),
-        append_tokens=(option.target.append_tokens,),
+        tps=tuple(sorted({overlap_tp, *(pool.tp for pool in target.shape.pools)})),
+        append_tokens=(target.append_tokens,),
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Set
 from dataclasses import replace
 from functools import cache
 
-from pearl.core.budget import Budget, budget_of
+from pearl.core.budget import Budget
 from pearl.core.choose import Choice, Option
 from pearl.core.consider import Lending, Settled, borrow_more, move_cost_s, options_for, settle
 from pearl.core.decision import Decision, Gated, Moment, Reason, Situation
@@ -77,7 +77,7 @@ def _startable(scene: Scene, expected_s: Mapping[GpuId, float]) -> tuple[Budget,
         for gpu, use_s in expected_s.items()
         if not (use_s if scene.policy.lease_aware else ends_s.get(gpu, math.inf) - scene.now_s) > platform.costs.start_s
     )
-    budget = budget_of(scene.state, platform.tps, lending=scene.lending, avoid=scene.avoid | short, gone=scene.leaving)
+    budget = scene.budgets.without(scene.avoid | short)
     if not short:
         return budget, []
     numbers = (("gpus", float(len(short))), ("start_s", platform.costs.start_s))
@@ -135,7 +135,7 @@ def _dedicated(scene: Scene, budget: Budget, expected_s: Mapping[GpuId, float]) 
 def _less(scene: Scene, budget: Budget, gpus: Set[GpuId]) -> Budget:
     """A budget without some of its GPUs."""
     avoid = frozenset(scene.state.gpus) - budget.usable - budget.lendable | gpus
-    return budget_of(scene.state, budget.workers, lending=scene.lending, avoid=avoid, gone=scene.leaving)
+    return scene.budgets.without(avoid)
 
 
 def _settled(scene: Scene, budget: Budget, current: Option | None) -> tuple[Choice, Settled]:

@@ -54,9 +54,11 @@ class Line:
     """Colocated workers of another tensor parallelism, at all places."""
     second_tp: int = 1
 
-    def workers(self, places: Ints) -> Ints:
-        """Prefill, decode and colocated workers at some places, shape `[places, 3]`."""
-        return np.add(self.first, np.multiply.outer(places, self.step))
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """`first`, `step`, tensor parallelism of each role, `append_tokens`, `second`, `second_tp`."""
+        tps = (self.prefill_tp, self.decode_tp, self.colocated_tp)
+        return (*self.first, *self.step, *tps, self.append_tokens, self.second, self.second_tp)
 
     @property
     def decode_workers(self) -> int:

@@ -39,7 +39,8 @@ class Remembered:
 def _keys(candidates: Candidates) -> list[bytes]:
     columns = [side[role] for side in (candidates.workers, candidates.tp) for role in SERVING_ROLES]
     columns += [candidates.append_tokens, candidates.second, candidates.second_tp]
-    return [row.tobytes() for row in np.stack(columns, axis=1)]
+    rows, size = np.stack(columns, axis=1).tobytes(), 8 * len(columns)
+    return [rows[at : at + size] for at in range(0, len(rows), size)]
 
 
 def _some(candidates: Candidates, places: Ints) -> Candidates:

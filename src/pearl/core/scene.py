@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pearl.core.budget import Budget, budget_of
+from pearl.core.budget import Budget, Budgets
 from pearl.core.choose import Option, first_round
-from pearl.core.consider import policy_lines
+from pearl.core.consider import policy_lines, some_lines
 from pearl.core.decision import Gated, Moment, Situation
 from pearl.core.gate import Verdict, return_due
 from pearl.core.makespan import Forecast, Infeasible, Target, candidates_of
@@ -40,6 +40,8 @@ class Scene:
     """GPUs that are left now."""
     avoid: frozenset[GpuId]
     """GPUs that are not used: those, those under notice without a worker, those that the policy leaves alone."""
+    budgets: Budgets
+    """Of the GPUs there are; those of the trainer only where they may serve."""
     lending: bool
     """Whether training GPUs may serve."""
     staying: tuple[Worker, ...]
@@ -80,19 +82,17 @@ def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Mo
     lending = _lends(policy, situation, moment)
     borrowed = [worker for worker in serving if state.is_overlap(worker.id)]
     if borrowed:
-        due = _return(policy, situation, _option(forecast, situation, serving, len(borrowed)), moment, now_s)
+        due = _return(policy, situation, _option(forecast, _target(situation, serving), len(borrowed)), moment, now_s)
         gates = (Gated(gate="return", about=f"{len(borrowed)} workers", verdict=due),)
         lending = lending and not due.passed
-    tps = situation.profile.platform.tps
-    budget = budget_of(state, tps, lending=lending, avoid=avoid, gone=leaving)
+    budgets = Budgets(state, situation.profile.platform.tps, lending=lending, gone=leaving)
+    budget = budgets.without(avoid)
     allowed = budget.usable | budget.lendable
     staying = tuple(worker for worker in serving if allowed.issuperset(worker.gpus))
     lent = sum(state.is_overlap(worker.id) for worker in staying)
+    current = _target(situation, staying)
     idle = idle_external(state) - avoid
-    asked = [(budget, lent), (budget, budget.overlap)]
-    if idle and policy.lease_aware:
-        asked.append((budget_of(state, tps, lending=lending, avoid=avoid | idle, gone=leaving), lent))
-    _ask_ahead(policy, situation, forecast, asked)
+    _ask_ahead(policy, situation, forecast, lent, (budget, budgets.without(avoid | idle)), current)
     return Scene(
         policy=policy,
         state=state,
@@ -101,12 +101,13 @@ def scene_of(policy: Policy, state: FleetState, situation: Situation, moment: Mo
         forecast=forecast,
         leaving=leaving,
         avoid=avoid,
+        budgets=budgets,
         lending=lending,
         staying=staying,
         forced=len(staying) < len(serving),
         moving=bool(moving),
         borrowed=lent,
-        current=_option(forecast, situation, staying, lent) if staying else None,
+        current=_option(forecast, current, lent) if staying else None,
         gates=gates,
         called_off=tuple(
             worker.id
@@ -123,10 +124,24 @@ def idle_external(state: FleetState) -> frozenset[GpuId]:
     return frozenset(gpu for gpu in external if gpu not in taken)
 
 
-def _ask_ahead(policy: Policy, situation: Situation, forecast: Forecast, asked: Sequence[tuple[Budget, int]]) -> None:
-    """Have the shapes predicted that will be asked for, all at once."""
+def _ask_ahead(
+    policy: Policy,
+    situation: Situation,
+    forecast: Forecast,
+    borrowed: int,
+    budgets: tuple[Budget, Budget],
+    current: Target,
+) -> None:
+    """Have the shapes predicted that will be asked for, all at once: on all GPUs, and on those that are in use."""
     platform = situation.profile.platform
-    searches = [policy_lines(policy, platform, budget, borrowed) for budget, borrowed in asked]
+    every, used = budgets
+    searches = [policy_lines(policy, platform, every, borrowed)]
+    if policy.lease_aware and used != every:
+        searches.append(policy_lines(policy, platform, used, borrowed))
+    if every.overlap > borrowed:
+        searches.append(policy_lines(policy, platform, every, every.overlap))
+        # If the mode stays what it is; else they are asked for later.
+        searches.append(some_lines(policy, platform, every, borrowed, [current] if current.shape.pools else []))
     if any(searches):
         forecast(first_round(searches))
 
@@ -178,15 +193,19 @@ def _batch_closed(situation: Situation, moment: Moment) -> bool:
     return moment is Moment.TRAINING_BEGAN or situation.training or situation.progress.needed_groups == 0
 
 
-def _option(forecast: Forecast, situation: Situation, workers: Sequence[Worker], borrowed: int) -> Option:
-    """Workers, at least one, as a shape with its prediction."""
+def _target(situation: Situation, workers: Sequence[Worker]) -> Target:
+    """Workers as a shape."""
     counts: dict[tuple[Role, int], int] = {}
     for worker in workers:
         pool = (worker.role, len(worker.gpus))
         counts[pool] = counts.get(pool, 0) + 1
     pools = [Pool(role=role, workers=counts[role, tp], tp=tp) for role, tp in sorted(counts, key=_pool_order)]
     apart = Role.DECODE in {role for role, _ in counts}
-    target = Target(shape=Shape(tuple(pools)), append_tokens=situation.append_tokens if apart else 0)
+    return Target(shape=Shape(tuple(pools)), append_tokens=situation.append_tokens if apart else 0)
+
+
+def _option(forecast: Forecast, target: Target, borrowed: int) -> Option:
+    """Of what serves, at least one worker, with its prediction."""
     try:
         predicted = forecast(candidates_of([target]))
     except ShapeError:

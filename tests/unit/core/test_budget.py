@@ -3,14 +3,14 @@ from types import MappingProxyType
 
 import pytest
 
-from pearl.core.budget import Budget, budget_of
+from pearl.core.budget import Budget, Budgets
 from pearl.core.state import FleetState, Gpu, GpuOwner
 from pearl.records.ids import GpuId, NodeId
 from tests.unit.core._fleets import fleet, ids
 
 
 def budget(state: FleetState, *tps: int, lending: bool = True, avoid: str = "") -> Budget:
-    return budget_of(state, tps or (1, 2, 4), lending=lending, avoid=frozenset(ids(avoid)))
+    return Budgets(state, tps or (1, 2, 4), lending=lending).without(frozenset(ids(avoid)))
 
 
 # Dedicated GPUs

@@ -37,10 +37,6 @@ def shapes(
     there = budget(workers, overlap=borrowed if overlap is None else overlap, overlap_tp=overlap_tp)
     lines = lines_of(platform(*workers, pairs=pairs), there, space, borrowed)
     assert all(line.borrowed == borrowed for line in lines)
-    for line in lines:  # the arrays say what the targets say
-        rows = line.workers(np.arange(line.length))
-        for place, row in enumerate(rows.tolist()):
-            assert sum(row) + line.second == line.target(place).shape.workers
     return [[str(line.target(place)) for place in range(line.length)] for line in lines]
 
 

@@ -853,10 +853,20 @@ def test_all_that_will_be_asked_for_is_asked_for_at_once() -> None:
     assert calls(fleet("a2"), times) == [["2C"]]
 
 
-def test_with_fewer_borrowed_ones_it_is_asked_once_more() -> None:
+def test_fewer_borrowed_ones_are_asked_for_at_once_where_the_mode_stays() -> None:
     state = fleet("a1 b4t", "0 C a0", "1 C- b0", "2 C- b1", "3 C- b2", "4 C- b3")
     times = {"1C": 99.0, "2C": 90.0, "3C": 80.0, "4C": 70.0, "5C": 50.0}
-    assert calls(state, times, borrow=Borrow.ANY) == [["1C", "5C"], ["2C", "3C", "4C"]]
+    assert calls(state, times, borrow=Borrow.ANY) == [["1C", "5C", "2C", "3C", "4C"]]
+
+
+@pytest.mark.parametrize("workers", [(), ("0 P a0", "1 D a1")])
+def test_where_the_mode_changes_they_are_asked_for_when_it_is_known(workers: tuple[str, ...]) -> None:
+    """Nobody serves, or a pair: with one worker more than the two of their own."""
+    state = fleet("a2 b2t", *workers, "2 C- b0", "3 C- b1")
+    times = {"2C": 90.0, "3C": 80.0, "4C": 50.0}
+    first, *more = calls(state, times, space=Space(), borrow=Borrow.ANY)
+    assert {"2C", "4C"} <= set(first)
+    assert [each for call in more for each in call if each.endswith("C")] == ["3C"]
 
 
 def test_with_those_that_are_borrowed_it_is_asked_when_they_are_due_and_then_at_once() -> None:
