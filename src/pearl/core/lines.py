@@ -136,7 +136,8 @@ def _pair_lines(
 
 def _hybrid_lines(tp: int, workers: int, space: Space, borrowed: int) -> Iterable[Line]:
     """Of xPyD beside colocated workers, one line for each of some numbers of colocated workers."""
-    for colocated in spread(1, workers - 2).tolist():
+    numbers = np.arange(1, workers - 1) if space.exhaustive else spread(1, workers - 2)
+    for colocated in numbers.tolist():
         rest = workers - colocated
         for append_tokens in space.append_tokens:
             first = (1, rest - 1, colocated)

@@ -158,6 +158,14 @@ def test_borrowed_workers_stand_beside_colocated_ones_of_another_tensor_parallel
     assert shapes(COLOCATED, {1: 0, 2: 0}, borrowed=3, overlap_tp=2) == [["3C@tp2"]]
 
 
+def test_all_hybrids_where_all_shapes_are_asked_for() -> None:
+    """Of 40 workers 1 to 38 colocated ones, the rest pairs; else some numbers of colocated ones."""
+    hybrid = Space(colocated=False, disaggregated=False, hybrid=True)
+    every = [each for line in shapes(replace(hybrid, exhaustive=True), {1: 40}) for each in line]
+    assert every == [f"{x}P{40 - c - x}D{c}C" for c in range(1, 39) for x in range(1, 40 - c)]
+    assert 10 < len(shapes(hybrid, {1: 40})) <= POINTS
+
+
 def test_borrowed_workers_of_another_tensor_parallelism_join_no_pair_and_no_hybrid() -> None:
     assert shapes(PAIRS, {1: 4, 2: 2}, borrowed=1, overlap_tp=2, pairs={(1, 1)}) == []
     hybrid = Space(colocated=False, disaggregated=False, hybrid=True)
