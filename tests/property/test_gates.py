@@ -90,25 +90,17 @@ def test_borrowing_takes_no_longer(closes: list[tuple[float, float]]) -> None:
 
 
 @given(
-    use_s=SECONDS,
-    more_s=SECONDS,
-    start_s=SECONDS,
-    old_s=SECONDS,
-    new_s=st.floats(1, 1e5),
-    cost_s=SECONDS,
-    leaves_in_s=st.one_of(st.none(), SECONDS),
+    use_s=SECONDS, more_s=SECONDS, start_s=SECONDS, old_s=SECONDS, new_s=st.floats(1, 1e5), cost_s=SECONDS, less=SHARES
 )
 def test_what_is_worth_a_lease_is_worth_a_longer_one(
-    use_s: float, more_s: float, start_s: float, old_s: float, new_s: float, cost_s: float, leaves_in_s: float | None
+    use_s: float, more_s: float, start_s: float, old_s: float, new_s: float, cost_s: float, less: float
 ) -> None:
-    def verdict(expected: float, leaves: float | None) -> bool:
-        return expansion(
-            expected_use_s=expected, start_s=start_s, old_s=old_s, new_s=new_s, finalise_s=cost_s, leaves_in_s=leaves
-        ).passed
+    def verdict(expected: float, cost: float) -> bool:
+        return expansion(expected_use_s=expected, start_s=start_s, old_s=old_s, new_s=new_s, finalise_s=cost).passed
 
-    if verdict(use_s, leaves_in_s):
-        assert verdict(use_s + more_s, leaves_in_s)
-        assert verdict(use_s, None)
+    if verdict(use_s, cost_s):
+        assert verdict(use_s + more_s, cost_s)
+        assert verdict(use_s, cost_s * less)
         assert use_s > start_s
         assert new_s < old_s
 

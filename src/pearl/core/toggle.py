@@ -77,13 +77,16 @@ class ToggleEstimate:
         return min(self.borrowing.observations, self.resting.observations)
 
 
-def toggle_prior(costs: TransitionCosts, *, metadata_s: float = 0.0, per_worker_s: float = 0.0) -> ToggleEstimate:
-    """The estimate before any step: waking, giving back and, under disaggregation, refreshing the metadata of KV buffers.
+def toggle_prior(costs: TransitionCosts, *, per_worker_s: float = 0.0) -> ToggleEstimate:
+    """The estimate before any step: waking and giving back.
+
+    Under disaggregation the metadata of KV buffers is refreshed too; the paper has no figure for that, so it is learned, as
+    all that is indirect.
 
     Raises:
         ProfileError: a negative time, or one that is not finite.
     """
-    return ToggleEstimate(prior_s=costs.activate_s + costs.return_s + metadata_s, per_worker_s=per_worker_s)
+    return ToggleEstimate(prior_s=costs.activate_s + costs.return_s, per_worker_s=per_worker_s)
 
 
 def observe(estimate: ToggleEstimate, borrowed: bool, overhead_s: float) -> ToggleEstimate:

@@ -22,8 +22,7 @@ def test_constants_of_the_examples_below() -> None:
 def test_the_prior_is_waking_and_giving_back() -> None:
     costs = TransitionCosts(activate_s=6.0, return_s=3.0, start_s=1000.0, finalise_s=1000.0)
     assert toggle_prior(costs) == ToggleEstimate(prior_s=9.0)
-    # Under disaggregation the metadata of KV buffers is refreshed on top.
-    assert toggle_prior(costs, metadata_s=0.5, per_worker_s=0.25) == ToggleEstimate(prior_s=9.5, per_worker_s=0.25)
+    assert toggle_prior(costs, per_worker_s=0.25) == ToggleEstimate(prior_s=9.0, per_worker_s=0.25)
 
 
 def test_an_average_is_unbiased_from_the_first_value() -> None:
