@@ -168,6 +168,12 @@ def test_those_that_wake_come_last_where_they_need_what_starts_and_it_does_not_n
         "expand: 0 start 5 P a5; 1 start 6 D a6; 2 load 5 <0; 3 load 6 <1; 4 admit 5 6 <2 <3",
         "expand: 5 wake 1 D; 6 wake 3 D; 7 load 1 <5; 8 load 3 <6; 9 admit 1 3 <4 <7 <8",
     ]
+    # A colocated one that wakes needs nobody, and nobody needs it.
+    assert told(fleet("a9", *ASLEEP), "PDDC", arrivals="1D,4C,5P a5,6D a6") == [
+        "expand: 0 wake 4 C; 1 load 4 <0; 2 admit 4 <1",
+        "expand: 3 start 5 P a5; 4 start 6 D a6; 5 load 5 <3; 6 load 6 <4; 7 admit 5 6 <5 <6",
+        "expand: 8 wake 1 D; 9 load 1 <8; 10 admit 1 <7 <9",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +203,8 @@ def test_those_that_wake_come_last_where_they_need_what_starts_and_it_does_not_n
         ("cpCD", "", ["c", "C", "pD"]),
         ("cpD", "", ["c", "pD"]),
         ("pCD", "", ["C", "pD"]),
+        ("pdCD", "", ["pd", "CD"]),
+        ("cdPD", "", ["c", "PD", "d"]),
         ("cC", "P", ["c", "C"]),
         # Whom nobody comes for does not wait.
         ("pP", "", ["p", "P"]),
