@@ -2,7 +2,9 @@
 
 Invariants: no switching back and forth under noise below the thresholds, and none right after a switch; a switch wins more
 than it costs; borrowing never takes longer than not to borrow, by the numbers that it was given; what is worth a long lease is
-worth a longer one; returning is due no later the less is known; no verdict passes on a number that is none.
+worth a longer one; returning is due no later the less is known; no verdict passes on a number that is none. What borrowing costs
+lies between the prior and what was seen; while steps of one kind only are seen it goes to the prior, at a pace that no history
+delays, and means stay within what was seen.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pearl.core.gate import (
 from pearl.core.shape import Pool, Shape
 from pearl.core.state import Role
 from pearl.core.survival import LeaseHistory, LeaseSpan, expected_use_s, outlook
+from pearl.core.toggle import HALF_LIFE_STEPS, MOST_STEPS, PRIOR_STEPS, ToggleEstimate, observe, toggle_s
 
 KINDS = st.sampled_from([ChangeKind.RATIO, ChangeKind.MODE, ChangeKind.TP])
 SECONDS = st.floats(0, 1e5)
@@ -90,25 +93,17 @@ def test_borrowing_takes_no_longer(closes: list[tuple[float, float]]) -> None:
 
 
 @given(
-    use_s=SECONDS,
-    more_s=SECONDS,
-    start_s=SECONDS,
-    old_s=SECONDS,
-    new_s=st.floats(1, 1e5),
-    cost_s=SECONDS,
-    leaves_in_s=st.one_of(st.none(), SECONDS),
+    use_s=SECONDS, more_s=SECONDS, start_s=SECONDS, old_s=SECONDS, new_s=st.floats(1, 1e5), cost_s=SECONDS, less=SHARES
 )
 def test_what_is_worth_a_lease_is_worth_a_longer_one(
-    use_s: float, more_s: float, start_s: float, old_s: float, new_s: float, cost_s: float, leaves_in_s: float | None
+    use_s: float, more_s: float, start_s: float, old_s: float, new_s: float, cost_s: float, less: float
 ) -> None:
-    def verdict(expected: float, leaves: float | None) -> bool:
-        return expansion(
-            expected_use_s=expected, start_s=start_s, old_s=old_s, new_s=new_s, finalise_s=cost_s, leaves_in_s=leaves
-        ).passed
+    def verdict(expected: float, cost: float) -> bool:
+        return expansion(expected_use_s=expected, start_s=start_s, old_s=old_s, new_s=new_s, finalise_s=cost).passed
 
-    if verdict(use_s, leaves_in_s):
-        assert verdict(use_s + more_s, leaves_in_s)
-        assert verdict(use_s, None)
+    if verdict(use_s, cost_s):
+        assert verdict(use_s + more_s, cost_s)
+        assert verdict(use_s, cost_s * less)
         assert use_s > start_s
         assert new_s < old_s
 
@@ -165,3 +160,53 @@ def test_an_outlook_is_a_falling_survival_and_its_area(
     assert half.expected_s + got.survival * rest_s <= got.expected_s + 1e-9
     assert got.expected_s <= half.expected_s + half.survival * rest_s + 1e-9
     assert expected_use_s(history, age_s, horizon_s, prior_s, leaves_in_s=horizon_s / 2) == half.expected_s
+
+
+STEPS_SEEN = st.lists(st.tuples(st.booleans(), ANY), max_size=80)
+
+
+def toggled(prior_s: float, seen: list[tuple[bool, float]]) -> ToggleEstimate:
+    estimate = ToggleEstimate(prior_s=prior_s)
+    for borrowed, overhead_s in seen:
+        estimate = observe(estimate, borrowed, overhead_s)
+    return estimate
+
+
+@given(prior_s=SECONDS, seen=STEPS_SEEN)
+def test_an_estimate_lies_between_what_was_seen_and_the_prior(prior_s: float, seen: list[tuple[bool, float]]) -> None:
+    estimate = toggled(prior_s, [step for step in seen if not step[1] > 1e300])
+    most_s: float = prior_s
+    for borrowed, average in ((True, estimate.borrowing), (False, estimate.resting)):
+        taught = [value for kind, value in seen if kind is borrowed and 0 <= value <= 1e300]
+        assert 0 <= average.observations <= min(len(taught), MOST_STEPS)
+        assert average.mean_s <= max(taught, default=0.0) * (1 + 1e-9)
+        most_s = max(most_s, average.mean_s)
+    assert 0 <= toggle_s(estimate, 1) <= most_s * (1 + 1e-9)
+
+
+@given(prior_s=SECONDS, seen=STEPS_SEEN, borrowed=st.booleans(), steps=st.integers(1, 400), overhead_s=SECONDS)
+def test_while_one_kind_is_seen_the_estimate_goes_to_the_prior(
+    prior_s: float, seen: list[tuple[bool, float]], borrowed: bool, steps: int, overhead_s: float
+) -> None:
+    before = toggled(prior_s, [(kind, value) for kind, value in seen if value <= 1e5])
+    after = before
+    for _ in range(steps):
+        after = observe(after, borrowed, overhead_s)
+    other, was = (after.resting, before.resting) if borrowed else (after.borrowing, before.borrowing)
+    assert other.mean_s == was.mean_s
+    left = MOST_STEPS * 2 ** (-steps / HALF_LIFE_STEPS)
+    assert after.observations <= left * (1 + 1e-9)
+    learned_s = max(0.0, after.borrowing.mean_s - after.resting.mean_s)
+    share = left / (left + PRIOR_STEPS) * (1 + 1e-9)
+    assert abs(toggle_s(after, 1) - prior_s) <= share * abs(learned_s - prior_s) + 1e-9 * prior_s
+
+
+@given(kinds=st.lists(st.booleans(), max_size=80), overhead_s=st.floats(1e-3, 1e5), cost_s=SECONDS, prior_s=SECONDS)
+def test_means_are_unbiased_in_whatever_order_kinds_come(
+    kinds: list[bool], overhead_s: float, cost_s: float, prior_s: float
+) -> None:
+    estimate = toggled(prior_s, [(kind, overhead_s + cost_s if kind else overhead_s) for kind in kinds])
+    if estimate.borrowing.observations:
+        assert math.isclose(estimate.borrowing.mean_s, overhead_s + cost_s, rel_tol=1e-9)
+    if estimate.resting.observations:
+        assert math.isclose(estimate.resting.mean_s, overhead_s, rel_tol=1e-9)

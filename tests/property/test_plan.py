@@ -8,7 +8,8 @@ Invariants:
 - it never names a worker that is on its way or trains, starts nobody on the trainer's GPUs and ends nobody there;
 - GPUs stay, but for external ones that the target may not use;
 - a step comes after those that it names; a group that is undone from anywhere leaves the workers as they were before it;
-- service that was and will be there is never away during a group that is not marked.
+- service that was and will be there is never away during a group that is not marked;
+- workers that wake and workers that start are in one group, or wait for each other, only where they need each other.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks._plans import Instance, changes, least_cost_ms, optimal_fraction, random_instance
-from pearl.core.actions import Admit, GiveBack, Start, Stop, perform
+from benchmarks._plans import ROLES, Instance, changes, least_cost_ms, optimal_fraction, random_instance
+from pearl.core.actions import Admit, Drain, GiveBack, GroupKind, Start, Stop, perform
 from pearl.core.plan import Plan, apply, plan
-from pearl.core.schedule import finishes_turns
+from pearl.core.schedule import Arrival, finishes_turns, parties
 from pearl.core.seats import is_overlap, untouchable
 from pearl.core.state import FleetState, GpuOwner, Role, Worker
+from pearl.records.ids import WorkerId
 
 # By seed: drawing each choice on its own takes far longer than planning.
 instances = st.integers(0, 2**32 - 1).map(lambda seed: random_instance(random.Random(seed)))
@@ -175,6 +177,59 @@ def test_service_is_kept_up_where_no_gap_is_marked(instance: Instance) -> None:
             away = away or any(not roles(state)[role] for role in kept) or (turns and not finishes_turns(roles(state)))
         # Admission comes last in a group, so a gap that it ends was there before it.
         assert group.gap or not away
+
+
+@st.composite
+def arriving(draw: st.DrawFn) -> tuple[list[Arrival], set[Role]]:
+    kinds = draw(st.lists(st.tuples(st.sampled_from(ROLES), st.booleans()), max_size=6))
+    coming = [Arrival(worker=WorkerId(i), gpus=(), role=role, wakes=wakes) for i, (role, wakes) in enumerate(kinds)]
+    return coming, draw(st.sets(st.sampled_from(ROLES)))
+
+
+@given(arriving())
+def test_who_comes_together_needs_each_other(drawn: tuple[list[Arrival], set[Role]]) -> None:
+    coming, there = drawn
+    made = list(parties(coming, there))
+    assert sorted((each for party in made for each in party), key=lambda each: each.worker) == coming
+    other = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL, Role.COLOCATED: Role.COLOCATED}
+    every, serving, started = {each.role for each in coming}, set(there), False
+    for party in made:
+        waking, starting = ({each.role for each in party if each.wakes is wakes} for wakes in (True, False))
+        if waking and starting:
+            # One side prefills, the other decodes, and nobody else does either.
+            assert waking == {other[role] for role in starting}
+            assert len(waking) == 1
+            assert not (waking | starting) & (serving | {Role.COLOCATED})
+        for role in waking if started else ():
+            assert other[role] not in there | {each.role for each in coming if each.wakes}
+        serving |= waking | starting
+        started = started or bool(starting)
+        # Whoever is admitted finds the other one there, unless it never comes.
+        assert all(other[role] in serving or other[role] not in every for role in waking | starting)
+
+
+@few
+@given(instances)
+def test_plans_keep_apart_who_wakes_and_who_starts(instance: Instance) -> None:
+    change = made(instance)
+    if change is None:
+        return
+    steps = {step.index: step for group in change.groups for step in group.steps}
+    needed: dict[int, set[int]] = {}
+    for index in sorted(steps):
+        # What makes way may have to wait until others serve.
+        after = () if isinstance(steps[index].action, Drain) else steps[index].after
+        needed[index] = {index}.union(*(needed[each] for each in after))
+    starting = {each.role for each in change.added}
+    for step in steps.values():
+        if isinstance(step.action, Admit) and any(slot in change.woken for slot in step.action.workers):
+            hangs_on = any(isinstance(steps[index].action, Start) for index in needed[step.index])
+            roles = {change.woken[slot] for slot in step.action.workers if slot in change.woken}
+            assert not hangs_on or (len(roles) == 1 and roles != {Role.COLOCATED} and starting - roles)
+    for group in change.groups:
+        if group.kind is GroupKind.EXPAND:
+            assert len([step for step in group.steps if isinstance(step.action, Admit)]) == 1
+            assert isinstance(group.steps[-1].action, Admit)
 
 
 def test_the_benchmark_counts_optimal_plans() -> None:

@@ -128,7 +128,7 @@ class GroupKind(enum.Enum):
     VACATE = "vacate"
     """Workers leave GPUs that the fleet may no longer use; external ones go back."""
     EXPAND = "expand"
-    """Workers are started or woken, given weights and admitted at once."""
+    """Workers are woken, or started, or both where neither are of use alone; given weights; and admitted at once."""
     ROLES = "roles"
     """Workers change their roles."""
     CLEAR = "clear"

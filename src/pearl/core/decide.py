@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import cache
 
 from pearl.core.budget import Budget
-from pearl.core.choose import Choice, Option
+from pearl.core.choose import TIE, Choice, Option
 from pearl.core.consider import Lending, Settled, borrow_more, move_cost_s, options_for, settle
 from pearl.core.decision import Decision, Gated, Moment, Reason, Situation
 from pearl.core.gate import GateReason, Verdict, expansion, return_by_s
@@ -32,6 +32,8 @@ from pearl.records.ids import GpuId
 
 HORIZON_S = 4 * 3600.0
 """How far ahead the use of a lease is counted: the workload is known no further."""
+TIMES = (("old_s", "new_s"), ("dedicated_s", "borrowed_s"))
+"""What gates call the seconds until the batch closes without and with what they weigh."""
 FALLBACKS = 5
 """Other shapes that are tried where there is no way to the chosen one and something has to change."""
 
@@ -44,8 +46,10 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
     if scene.moving and not scene.forced and scene.current is not None and math.isfinite(scene.current.close_s):
         return _decision(scene, Reason.IN_TRANSITION, scene.current)
     expected_s = _expected_s(scene)
-    budget, waits = _startable(scene, expected_s)
+    short = _short(scene, expected_s)
+    budget = scene.budgets.without(scene.avoid | short)
     budget, choice, settled = _dedicated(scene, budget, expected_s)
+    waits, evaluated = _left_out(scene, budget, short, settled.option)
     gates = [*scene.gates, *waits, *settled.gates]
     chosen, considered = settled.option, choice.considered
     if scene.lending:
@@ -61,28 +65,43 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
         more = borrow_more(lending, chosen)
         gates += more.gates
         chosen, considered = more.option, (*considered, *more.considered)
-    found = replace(scene, gates=tuple(gates), considered=considered, evaluated=choice.evaluated + 1)
+    evaluated += choice.evaluated + 1
+    found = replace(scene, gates=tuple(gates), considered=considered, evaluated=evaluated)
     return _planned(found, budget, chosen)
 
 
 # -- stage 2: what to do with it ------------------------------------------------------------------------------------
 
 
-def _startable(scene: Scene, expected_s: Mapping[GpuId, float]) -> tuple[Budget, list[Gated]]:
-    """The budget without GPUs that are expected to be gone before a worker there would serve."""
-    platform, ends_s = scene.situation.profile.platform, scene.state.ends_s()
+def _short(scene: Scene, expected_s: Mapping[GpuId, float]) -> frozenset[GpuId]:
+    """GPUs that are expected to be gone before a worker there would serve."""
+    start_s, ends_s = scene.situation.profile.platform.costs.start_s, scene.state.ends_s()
     # What is known everybody heeds; what is expected, policies that are aware of leases.
-    short = frozenset(
+    return frozenset(
         gpu
         for gpu, use_s in expected_s.items()
-        if not (use_s if scene.policy.lease_aware else ends_s.get(gpu, math.inf) - scene.now_s) > platform.costs.start_s
+        if not (use_s if scene.policy.lease_aware else ends_s.get(gpu, math.inf) - scene.now_s) > start_s
     )
-    budget = scene.budgets.without(scene.avoid | short)
+
+
+def _left_out(
+    scene: Scene, budget: Budget, short: frozenset[GpuId], stays: Option | None
+) -> tuple[tuple[Gated, ...], int]:
+    """What GPUs that are gone too soon could have won, would they stay; and how many shapes were predicted to know it."""
     if not short:
-        return budget, []
-    numbers = (("gpus", float(len(short))), ("start_s", platform.costs.start_s))
+        return (), 0
+    platform = scene.situation.profile.platform
+    wide = _using(scene, budget, budget.usable | short)
+    choice = options_for(scene.policy, scene.forecast, platform, wide, scene.borrowed, stays)
+    old_s, new_s = (math.inf if option is None else option.close_s for option in (stays, choice.best))
+    numbers = (
+        ("gpus", float(len(short))),
+        ("start_s", platform.costs.start_s),
+        ("old_s", old_s),
+        ("new_s", new_s),
+    )
     verdict = Verdict(passed=False, reason=GateReason.LEASE_TOO_SHORT, numbers=numbers)
-    return budget, [Gated(gate="lease", about=f"{len(short)} GPUs", verdict=verdict)]
+    return (Gated(gate="lease", about=f"{len(short)} GPUs", verdict=verdict),), choice.evaluated
 
 
 def _expected_s(scene: Scene) -> dict[GpuId, float]:
@@ -111,12 +130,12 @@ def _dedicated(scene: Scene, budget: Budget, expected_s: Mapping[GpuId, float]) 
     left_s = {gpu: use_s for gpu, use_s in expected_s.items() if gpu in budget.usable}
     if not (scene.policy.lease_aware and left_s and scene.current):
         return budget, *_settled(scene, budget, scene.current)
-    taken = _less(scene, budget, left_s.keys())
+    taken = _using(scene, budget, budget.usable - left_s.keys())
     choice, settled = _settled(scene, taken, scene.current)
     stays, gates, evaluated = settled.option or scene.current, settled.gates, choice.evaluated
     some_s = left_s
     while some_s:
-        wide = _less(scene, budget, left_s.keys() - some_s.keys())
+        wide = _using(scene, budget, budget.usable - (left_s.keys() - some_s.keys()))
         more, larger = _settled(scene, wide, stays)
         evaluated += more.evaluated
         gates += larger.gates
@@ -132,10 +151,9 @@ def _dedicated(scene: Scene, budget: Budget, expected_s: Mapping[GpuId, float]) 
     return taken, replace(choice, evaluated=evaluated), replace(settled, gates=gates)
 
 
-def _less(scene: Scene, budget: Budget, gpus: Set[GpuId]) -> Budget:
-    """A budget without some of its GPUs."""
-    avoid = frozenset(scene.state.gpus) - budget.usable - budget.lendable | gpus
-    return scene.budgets.without(avoid)
+def _using(scene: Scene, budget: Budget, usable: Set[GpuId]) -> Budget:
+    """A budget with other dedicated GPUs."""
+    return scene.budgets.without(frozenset(scene.state.gpus) - usable - budget.lendable)
 
 
 def _settled(scene: Scene, budget: Budget, current: Option | None) -> tuple[Choice, Settled]:
@@ -202,9 +220,10 @@ def _kept(scene: Scene, chosen: Option | None) -> Reason:
 
 
 def _refused(gated: Gated) -> bool:
-    """Whether a gate kept something faster back."""
-    faster = dict(gated.verdict.numbers).get("gain_s", math.inf) > 0
-    return gated.gate != "return" and not gated.verdict.passed and faster
+    """Whether a gate kept something faster back; what is equally good is not faster, nor what a gate has no time of."""
+    found = dict(gated.verdict.numbers)
+    faster = any(found[new] * (1 + TIE) < found[old] for old, new in TIMES if new in found)
+    return faster and not gated.verdict.passed
 
 
 def _why(scene: Scene, option: Option) -> Reason:

@@ -67,7 +67,7 @@ class Reason(enum.Enum):
     BEST = "best"
     """Nothing is predicted to be faster than what there is."""
     GATED = "gated"
-    """Something is, but not by enough: see the verdicts."""
+    """Something is, but not by enough, or on GPUs that leave too soon: see the verdicts."""
     MOVED = "moved"
     """To another shape, or without a plan: to another bound of append-prefill."""
     BORROWED = "borrowed"

@@ -6,7 +6,7 @@ Each is a pure function of numbers and returns a verdict with its reason and the
   costs (rent or buy). Forced changes are never blocked.
 - *borrowing*: of all numbers of workers that could be borrowed, the one with the least time to the end, its own cost
   included; none on a tie.
-- *expansion*: the seconds that GPUs are expected to serve must win more than starting on them, and losing them, costs.
+- *expansion*: the seconds that GPUs are expected to serve must win more than starting on them costs.
 - *return*: borrowed GPUs go back in time for the trainer, and at once when its batch is there.
 
 No gate passes on a number that is none: NaN, and what cannot be (a negative time), is refused as `BAD_NUMBER`.
@@ -65,8 +65,6 @@ class GateReason(enum.Enum):
     """The batch would never close with it."""
     LEASE_TOO_SHORT = "lease_too_short"
     """The GPUs are expected to be gone before they serve."""
-    NOTICE_TOO_NEAR = "notice_too_near"
-    """The GPUs must be given back before they serve."""
     GAIN_TOO_SMALL = "gain_too_small"
     NOT_YET = "not_yet"
     BAD_NUMBER = "bad_number"
@@ -232,34 +230,20 @@ def borrow(options: Sequence[BorrowOption]) -> BorrowVerdict:
 
 
 def expansion(
-    *,
-    expected_use_s: float,
-    start_s: float,
-    old_s: float,
-    new_s: float,
-    finalise_s: float,
-    role_changes_s: float = 0.0,
-    sudden_end_s: float = 0.0,
-    leaves_in_s: float | None = None,
+    *, expected_use_s: float, start_s: float, old_s: float, new_s: float, finalise_s: float, role_changes_s: float = 0.0
 ) -> Verdict:
     """Whether to start workers on GPUs of a lease.
 
-    `expected_use_s`: how long it lasts, mean (`core.survival`); `leaves_in_s`: until its known end or the deadline of a
-    notice, None where none is known. `start_s`: until a worker there could be admitted, in the background. `old_s`,
-    `new_s`: until the batch closes without and with them, `new_s` > 0. What it costs: pausing admission, changes of
-    roles, and what a sudden end is expected to cost (its probability times the work lost), each finite and >= 0.
+    `expected_use_s`: how long it lasts, mean, its known end included (`core.survival`). `start_s`: until a worker there
+    could be admitted, in the background. `old_s`, `new_s`: until the batch closes without and with them, `new_s` > 0. What
+    it costs: pausing admission, and changes of roles, each finite and >= 0.
 
     In u seconds of service the larger fleet does what the old one does in u old_s / new_s: it wins u (old_s / new_s - 1).
     """
-    leaves_s = math.inf if leaves_in_s is None else leaves_in_s
-    useful_s = min(expected_use_s, leaves_s) - start_s
-    cost_s = finalise_s + role_changes_s + sudden_end_s
+    useful_s, cost_s = expected_use_s - start_s, finalise_s + role_changes_s
     numbers: Numbers = (("useful_s", useful_s), ("old_s", old_s), ("new_s", new_s), ("cost_s", cost_s))
-    sound = _finite(expected_use_s, start_s, finalise_s, role_changes_s, sudden_end_s) and _times(old_s, new_s)
-    if not sound or math.isnan(leaves_s) or new_s == 0:
+    if not (_finite(expected_use_s, start_s, finalise_s, role_changes_s) and _times(old_s, new_s)) or new_s == 0:
         return Verdict(passed=False, reason=GateReason.BAD_NUMBER, numbers=numbers)
-    if leaves_s <= start_s:
-        return Verdict(passed=False, reason=GateReason.NOTICE_TOO_NEAR, numbers=numbers)
     if useful_s <= 0:
         return Verdict(passed=False, reason=GateReason.LEASE_TOO_SHORT, numbers=numbers)
     if math.isinf(new_s):

@@ -5,17 +5,23 @@ Law of the order:
 1. *return*: overlap workers make way for training, before anything else;
 2. *vacate*: workers leave GPUs that the fleet may no longer use; external ones go back;
 3. *rounds*: in each, as many workers as possible change roles or make way for new ones without taking away what must be
-   kept up; workers that come on free GPUs come in the first; all that come in a round are admitted at once;
+   kept up; workers that come on free GPUs come in the first;
 4. *surplus*: what the target has no use for ends, once all others serve.
 
 To be kept up: each role that has a worker before and in the target, and, where the fleet can finish turns before and in
 the target, that it can. Where no next change would keep it up, the rest is done in one round, with a gap.
+
+*parties*: of the workers that come in a round, those that wake are admitted at once, in a group of their own, and then those that
+start, in another: starting takes ten times as long and fails more often, and borrowed workers need not wait for it, or be undone
+with it. But a prefill worker is of no use without a decode worker, nor the other way round. Those that wake and have theirs only
+among those that start come after them, or in one group with them where they need each other. A group that needs an earlier one of
+its round is admitted after it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from pearl.core.actions import (
@@ -89,6 +95,10 @@ def finishes_turns(serving: Mapping[Role, int]) -> bool:
     return colocated or (prefill and decode)
 
 
+PARTNERS = {Role.PREFILL: Role.DECODE, Role.DECODE: Role.PREFILL}
+"""Role -> the one without which it finishes no turn."""
+
+
 def service_of(before: Mapping[Role, int], target: Mapping[Role, int]) -> Service:
     """What a change between two numbers of serving workers has to keep up."""
     return Service(
@@ -148,6 +158,23 @@ def _moves(state: FleetState, changes: Changes) -> tuple[list[_Move], tuple[Work
         leaving = tuple(state.workers[slot] for slot in sorted(gone))
         moves.append(_Move(leaving=leaving, arrivals=tuple(sorted(arrivals, key=lambda arrival: arrival.worker))))
     return moves, tuple(worker for worker in changes.removed if worker.id not in part_of)
+
+
+def parties(arrivals: Iterable[Arrival], there: Set[Role]) -> Iterator[tuple[Arrival, ...]]:
+    """Arrivals that are admitted together: those that wake, those that start, and those that need what starts.
+
+    `there`: roles that have a worker without them. Each party is in the order given; none is empty.
+    """
+    arrivals = tuple(arrivals)
+    wake = {each.role for each in arrivals if each.wakes}
+    start = {each.role for each in arrivals if not each.wakes}
+    late = {role for role in wake if PARTNERS.get(role) in start - wake - there}
+    bound = {role for role in start if PARTNERS.get(role) in late - start - there}
+    places = [2 * (each.role in late) if each.wakes else 1 + (each.role in bound) for each in arrivals]
+    for number in range(3):
+        party = tuple(each for each, place in zip(arrivals, places, strict=True) if place == number)
+        if party:
+            yield party
 
 
 # -- writing steps down ----------------------------------------------------------------------------------------------
@@ -226,15 +253,22 @@ class _Script:
         self._close(GroupKind.ROLES)
 
     def _expand(self, arrivals: Sequence[Arrival]) -> None:
-        begun = [
-            self._write(_begin(each), {step for gpu in each.gpus for step in self._freed.get(gpu, ())})
-            for each in arrivals
-        ]
-        ready = [
-            self._write(LoadWeights(worker=each.worker), [step]) for each, step in zip(arrivals, begun, strict=True)
-        ]
-        self._admit({each.worker: each.role for each in arrivals}, ready)
-        self._close(GroupKind.EXPAND)
+        there = +self._serving
+        admitted: dict[Role, int] = {}
+        for party in parties(arrivals, there.keys()):
+            begun = [
+                self._write(_begin(each), {step for gpu in each.gpus for step in self._freed.get(gpu, ())})
+                for each in party
+            ]
+            ready = [
+                self._write(LoadWeights(worker=each.worker), [step]) for each, step in zip(party, begun, strict=True)
+            ]
+            roles = {each.role for each in party}
+            needs = {PARTNERS[role] for role in roles & PARTNERS.keys()} - roles - there.keys()
+            ready += [admitted[role] for role in needs if role in admitted]
+            self._admit({each.worker: each.role for each in party}, ready)
+            admitted |= dict.fromkeys(roles, self._admissions[-1])
+            self._close(GroupKind.EXPAND)
 
     def _drain(self, workers: Iterable[Worker]) -> dict[WorkerId, tuple[int, ...]]:
         """Those of them that serve; gives where."""

@@ -3,9 +3,15 @@
 The difference of two moving averages of what a step takes beside its rollout and its update: so that indirect costs, such as
 evicted caches or a trainer that comes back slowly, count as well as waking and giving back. Laws:
 
-- *unbiased*: an average divides by 1 - beta^n, the weight that n observations have in all, so it begins at the first one.
+- *unbiased*: an average weighs its observations by beta^k and divides by the sum of these weights, so it begins at the first
+  one.
 - *cold start*: with n observations of the rarer kind the difference counts n / (n + `PRIOR_STEPS`), the prior the rest.
-- *tame*: one step counts as at most `OUTLIER` times what is known of its kind; what is no finite number >= 0 teaches nothing.
+- *fading*: each step of one kind leaves 2^(-1 / `HALF_LIFE_STEPS`) of what the observations of the other count as, and its
+  average as it was; a new one then weighs the more. So a bad estimate, which by keeping steps from borrowing would keep itself
+  from being corrected, gives way to the prior: after a steps without borrowing at most m = `MOST_STEPS` 2^(-a /
+  `HALF_LIFE_STEPS`) observations are left, whatever was seen before.
+- *tame*: one step counts as at most `OUTLIER` times what is known of its kind; what is no finite number >= 0 teaches nothing,
+  and nothing fades for it.
 """
 
 from __future__ import annotations
@@ -22,6 +28,14 @@ BETA = 0.8
 PRIOR_STEPS = 2.0
 """Steps of either kind that the prior counts as. A choice, not a measurement."""
 
+HALF_LIFE_STEPS = 30.0
+"""Steps of one kind that halve what is known of the other: long against the ten steps that an average holds, so that turns of
+both kinds keep what they know; short against the hundreds of steps of a run. A choice, not a measurement."""
+
+MOST_STEPS = 40.0
+"""Steps that what is known of a kind counts as at most: its average holds fewer, so more would only put off the day when it has
+faded; with so many the prior counts less than a twentieth. A choice, not a measurement."""
+
 OUTLIER = 4.0
 """Times the average of its kind: what a single step after the first can teach. A choice, not a measurement."""
 
@@ -30,10 +44,10 @@ OUTLIER = 4.0
 class Average:
     """An exponential moving average that knows how much it has seen."""
 
-    weighted_s: float = 0.0
-    """sum_i (1 - beta) beta^(n - i) x_i, >= 0."""
-    observations: int = 0
-    """n, >= 0."""
+    mean_s: float = 0.0
+    """Finite and >= 0; of no meaning before the first observation."""
+    observations: float = 0.0
+    """How many it counts as, >= 0: those that it saw, less what has faded."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -41,15 +55,19 @@ class Average:
             if not (math.isfinite(value) and value >= 0):
                 raise ProfileError(f"average: {each.name}: got {value}, want a finite number >= 0")
 
-    @property
-    def mean_s(self) -> float:
-        """Debiased; 0 before the first observation. Source: Kingma and Ba, Adam, 2015, section 3."""
-        return self.weighted_s / (1 - BETA**self.observations) if self.observations else 0.0
-
     def with_value(self, value_s: float) -> Average:
-        """After one more observation."""
-        weighted_s = BETA * self.weighted_s + (1 - BETA) * value_s
-        return Average(weighted_s=weighted_s, observations=self.observations + 1)
+        """After one more observation.
+
+        n observations weigh 1 - beta^n together, beta (1 - beta^n) once there is one more, and that one 1 - beta.
+        Source: Kingma and Ba, Adam, 2015, section 3; here n may be no whole number.
+        """
+        before, new = BETA * (1 - BETA**self.observations), 1 - BETA
+        mean_s = (before * self.mean_s + new * value_s) / (before + new)
+        return Average(mean_s=mean_s, observations=min(self.observations + 1, MOST_STEPS))
+
+    def faded(self) -> Average:
+        """After a step of the other kind."""
+        return replace(self, observations=self.observations * 2 ** (-1 / HALF_LIFE_STEPS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,18 +90,21 @@ class ToggleEstimate:
                 raise ProfileError(f"toggle: {name}: got {value}, want a finite number >= 0")
 
     @property
-    def observations(self) -> int:
-        """Steps of the rarer kind: what the difference is known by."""
+    def observations(self) -> float:
+        """Steps of the kind of which less is known: what the difference is known by."""
         return min(self.borrowing.observations, self.resting.observations)
 
 
-def toggle_prior(costs: TransitionCosts, *, metadata_s: float = 0.0, per_worker_s: float = 0.0) -> ToggleEstimate:
-    """The estimate before any step: waking, giving back and, under disaggregation, refreshing the metadata of KV buffers.
+def toggle_prior(costs: TransitionCosts, *, per_worker_s: float = 0.0) -> ToggleEstimate:
+    """The estimate before any step: waking and giving back.
+
+    Under disaggregation the metadata of KV buffers is refreshed too; the paper has no figure for that, so it is learned, as
+    all that is indirect.
 
     Raises:
         ProfileError: a negative time, or one that is not finite.
     """
-    return ToggleEstimate(prior_s=costs.activate_s + costs.return_s + metadata_s, per_worker_s=per_worker_s)
+    return ToggleEstimate(prior_s=costs.activate_s + costs.return_s, per_worker_s=per_worker_s)
 
 
 def observe(estimate: ToggleEstimate, borrowed: bool, overhead_s: float) -> ToggleEstimate:
@@ -95,8 +116,8 @@ def observe(estimate: ToggleEstimate, borrowed: bool, overhead_s: float) -> Togg
     # nothing can be called far from it.
     value_s = min(overhead_s, OUTLIER * known_s) if known_s > 0 else overhead_s
     if borrowed:
-        return replace(estimate, borrowing=estimate.borrowing.with_value(value_s))
-    return replace(estimate, resting=estimate.resting.with_value(value_s))
+        return replace(estimate, borrowing=estimate.borrowing.with_value(value_s), resting=estimate.resting.faded())
+    return replace(estimate, resting=estimate.resting.with_value(value_s), borrowing=estimate.borrowing.faded())
 
 
 def toggle_s(estimate: ToggleEstimate, workers: int) -> float:

@@ -26,7 +26,7 @@ SEATS = 6
 
 _WHY = {
     Reason.BEST: "nothing is predicted to be faster than what serves",
-    Reason.GATED: "something is predicted to be faster, but not by enough: see the gates",
+    Reason.GATED: "something is predicted to be faster, but not by enough or not for long: see the gates",
     Reason.MOVED: "another shape is worth the move",
     Reason.BORROWED: "training GPUs are worth borrowing",
     Reason.FORCED: "what serves cannot go on, or nothing serves yet",

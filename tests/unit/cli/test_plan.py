@@ -93,7 +93,11 @@ class TestText:
         ]
         assert any(line.startswith("  reason") and "forced: " in line for line in lines)
         assert sum("chosen" in line for line in lines) == 1
-        assert lines[-1].split() == ["32", "admit", "together", "0-15"]
+        # Borrowed ones wake: 8 + 8 steps; then the others start.
+        assert [line.split() for line in lines if "admit together" in line] == [
+            ["16", "admit", "together", "0-7"],
+            ["33", "admit", "together", "8-15"],
+        ]
 
     def test_what_serves_is_told(self) -> None:
         """Two prefill and six decode workers serve on the dedicated GPUs; nothing is started again."""

@@ -158,6 +158,9 @@ def test_something_slower_is_not_what_is_gated() -> None:
     # Equally fast is not faster.
     made = decided(policy({"1C": 50.0, "1C@tp2": 50.0}, space=Space(tps=(2,))), fleet("a2", "0 C a0"), situation(1, 2))
     assert (made.reason, text(made.chosen)) == (Reason.BEST, "1C")
+    # Nor where there is nothing left to do.
+    made = decided(policy({"1C": 0.0, "1C@tp2": 0.0}, space=Space(tps=(2,))), fleet("a2", "0 C a0"), situation(1, 2))
+    assert (made.reason, gates(made)) == (Reason.BEST, [("hysteresis", "1C@tp2", False, "below_threshold")])
     # A little faster is.
     made = decided(policy({"1C": 50.0, "1C@tp2": 49.5}, space=Space(tps=(2,))), fleet("a2", "0 C a0"), situation(1, 2))
     assert (made.reason, text(made.chosen)) == (Reason.GATED, "1C")
@@ -183,6 +186,18 @@ def test_reserved_gpus_are_used_without_weighing_a_lease() -> None:
         "2C",
         [("hysteresis", "2C", True, "gain")],
     )
+
+
+@pytest.mark.parametrize(("more_s", "reason"), [(999.0, Reason.GATED), (999.01, Reason.BEST)])
+def test_what_is_equally_good_is_not_gated(more_s: float, reason: Reason) -> None:
+    # Whichever gate keeps it back: of hysteresis, of expansion (10 s), of borrowing (10 s).
+    times = {"1C": 1000.0, "1C@tp2": more_s, "2C": more_s}
+    made = decided(policy(times, space=Space(tps=(2,))), fleet("a2", "0 C a0"), situation(1, 2))
+    assert (gates(made), made.reason) == ([("hysteresis", "1C@tp2", False, "below_threshold")], reason)
+    made = decided(policy(times, space=COLOCATED, lease_aware=True), fleet("a1 c1x", "0 C a0"))
+    assert (gates(made)[-1], made.reason) == (("expansion", "2C", False, "gain_too_small"), reason)
+    made = decided(policy(times, space=COLOCATED, borrow=Borrow.ANY), fleet("a1 b1t", "0 C a0", "1 C- b0"))
+    assert (gates(made), made.reason) == ([("borrow", "up to 1 workers", False, "below_cost")], reason)
 
 
 def test_another_bound_of_append_prefill_needs_no_plan() -> None:
@@ -575,8 +590,9 @@ def test_no_worker_starts_where_it_would_not_serve() -> None:
     made = decided(wants, state)
     assert (made.reason, text(made.chosen)) == (Reason.GATED, "1C")
     assert gates(made) == [("lease", "2 GPUs", False, "lease_too_short")]
-    assert numbers(made, "lease") == [{"gpus": 2.0, "start_s": 50.0}]
-    assert made.evaluated == 2
+    assert numbers(made, "lease") == [{"gpus": 2.0, "start_s": 50.0, "old_s": 100.0, "new_s": 10.0}]
+    # What serves, the best without them and the best with them.
+    assert made.evaluated == 3
     # A known end everybody heeds, and nobody else what is only expected.
     blind = replace(wants, lease_aware=False)
     assert gates(decided(blind, state)) == [("lease", "2 GPUs", False, "lease_too_short")]
@@ -585,6 +601,91 @@ def test_no_worker_starts_where_it_would_not_serve() -> None:
     made = decided(blind, later, soon)
     assert (made.reason, text(made.chosen), gates(made)) == (Reason.MOVED, "3C", [("hysteresis", "3C", True, "gain")])
     assert gates(decided(wants, later, soon)) == [("lease", "2 GPUs", False, "lease_too_short")]
+
+
+def lease_numbers(made: Decision) -> dict[str, float]:
+    (found,) = numbers(made, "lease")
+    return found
+
+
+@pytest.mark.parametrize("lease_aware", [True, False])
+def test_gpus_that_are_gone_too_soon_keep_back_only_what_is_faster(lease_aware: bool) -> None:
+    # One more GPU is no second worker of two.
+    times = {"1C@tp2": 100.0, "2C@tp2": 60.0}
+    state = leased(fleet("a2 c1x", "0 C a0 a1"), "l", "c0", end_s=140.0)
+    made = decided(policy(times, lease_aware=lease_aware), state, situation(2))
+    assert (made.reason, text(made.chosen), made.plan) == (Reason.BEST, "1C@tp2", None)
+    assert gates(made) == [("lease", "1 GPUs", False, "lease_too_short")]
+    assert lease_numbers(made) == {"gpus": 1.0, "start_s": 50.0, "old_s": 100.0, "new_s": 100.0}
+    # Two are.
+    state = leased(fleet("a2 c2x", "0 C a0 a1"), "l", "c0 c1", end_s=140.0)
+    made = decided(policy(times, lease_aware=lease_aware), state, situation(2))
+    assert (made.reason, text(made.chosen)) == (Reason.GATED, "1C@tp2")
+    assert lease_numbers(made) == {"gpus": 2.0, "start_s": 50.0, "old_s": 100.0, "new_s": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("more_s", "reason"),
+    [
+        (999.0, Reason.GATED),
+        # Within a thousandth is equally good.
+        (999.01, Reason.BEST),
+        (1000.0, Reason.BEST),
+        (1001.0, Reason.BEST),
+        (INF, Reason.BEST),
+    ],
+)
+def test_and_what_is_slower_or_as_fast_is_not_kept_back(more_s: float, reason: Reason) -> None:
+    state = leased(fleet("a1 c1x", "0 C a0"), "l", "c0", end_s=150.0)
+    made = decided(policy({"1C": 1000.0, "2C": more_s}, space=COLOCATED), state)
+    assert (made.reason, text(made.chosen)) == (reason, "1C")
+    assert lease_numbers(made) == {"gpus": 1.0, "start_s": 50.0, "old_s": 1000.0, "new_s": more_s}
+
+
+def test_a_shape_that_is_given_gains_nothing_by_more_gpus() -> None:
+    state = leased(fleet("a1 c1x", "0 C a0"), "l", "c0", end_s=150.0)
+    made = decided(policy({"1C": 100.0, "2C": 10.0}, shape=parse_shape("1C")), state)
+    assert (made.reason, lease_numbers(made)["new_s"]) == (Reason.BEST, 100.0)
+
+
+def test_what_another_gate_keeps_back_is_gated_beside_a_lease_that_does_not() -> None:
+    state = leased(fleet("a4 c1x", "0 C a0 a1", "1 C a2 a3"), "l", "c0", end_s=150.0)
+    made = decided(policy({"2C@tp2": 100.0, "1P1D@tp2": 95.0}), state, situation(2))
+    assert gates(made) == [
+        ("lease", "1 GPUs", False, "lease_too_short"),
+        ("hysteresis", "1P1D@tp2", False, "below_threshold"),
+    ]
+    assert (made.reason, text(made.chosen)) == (Reason.GATED, "2C@tp2")
+
+
+def test_a_lease_keeps_back_what_its_own_gpus_would_win() -> None:
+    # c0 is gone too soon; d0 stays for 500 s of service, which win as much as admission costs: without it too.
+    wants = policy({"1C": 102.0, "2C": 100.0, "3C": 1.0}, lease_aware=True, space=COLOCATED)
+    state = leased(fleet("a1 c1x d1x", "0 C a0"), "l", "c0", end_s=150.0)
+    made = decided(wants, leased(state, "m", "d0", end_s=650.0), certain())
+    assert [each[0] for each in gates(made)] == ["lease", "hysteresis", "expansion"]
+    assert (made.reason, text(made.chosen)) == (Reason.GATED, "1C")
+    assert lease_numbers(made) == {"gpus": 1.0, "start_s": 50.0, "old_s": 102.0, "new_s": 100.0}
+    # 1 s more of it, and it serves: they would come on top.
+    made = decided(wants, leased(state, "m", "d0", end_s=652.0), certain())
+    assert (made.reason, text(made.chosen)) == (Reason.MOVED, "2C")
+    assert (lease_numbers(made)["old_s"], lease_numbers(made)["new_s"]) == (100.0, 1.0)
+
+
+def test_a_lease_is_weighed_beside_what_is_borrowed() -> None:
+    state = leased(fleet("a1 b1t c1x", "0 C a0", "1 C b0"), "l", "c0", end_s=150.0)
+    made = decided(policy({"1C": 100.0, "2C": 60.0, "3C": 40.0}, borrow=Borrow.ANY, space=COLOCATED), state)
+    assert (made.reason, text(made.chosen)) == (Reason.GATED, "2C")
+    assert lease_numbers(made) == {"gpus": 1.0, "start_s": 50.0, "old_s": 60.0, "new_s": 40.0}
+
+
+def test_a_lease_may_keep_back_the_only_gpus_there_are() -> None:
+    state = leased(fleet("c1x"), "l", "c0", end_s=150.0)
+    made = decided(policy({"1C": 90.0}), state)
+    assert (made.reason, made.chosen) == (Reason.NOTHING_FITS, None)
+    assert lease_numbers(made) == {"gpus": 1.0, "start_s": 50.0, "old_s": INF, "new_s": 90.0}
+    made = decided(policy({}), state)
+    assert lease_numbers(made) == {"gpus": 1.0, "start_s": 50.0, "old_s": INF, "new_s": INF}
 
 
 def certain(about: Situation | None = None) -> Situation:

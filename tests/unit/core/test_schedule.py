@@ -4,7 +4,7 @@ from types import MappingProxyType
 import pytest
 
 from pearl.core.actions import Admit, GiveBack, SetRole, Stop
-from pearl.core.schedule import Arrival, Changes, Service, finishes_turns, schedule, service_of
+from pearl.core.schedule import Arrival, Changes, Service, finishes_turns, parties, schedule, service_of
 from pearl.core.state import FleetState, Role, Worker
 from pearl.records.ids import WorkerId
 from tests.unit.core._fleets import ROLES, fleet, ids, story
@@ -105,11 +105,121 @@ def test_gpus_may_go_back_with_nobody_on_them_and_workers_without_their_gpus() -
 
 
 def test_new_workers_are_admitted_at_once_before_others_end() -> None:
-    state = fleet("a5", "0 C a0", "1 C- a1", "2 C a2")
-    assert told(state, "CCC", removed="2", arrivals="1C,3C a3,4C a4") == [
-        "expand: 0 wake 1 C; 1 start 3 C a3; 2 start 4 C a4; 3 load 1 <0; 4 load 3 <1; 5 load 4 <2; 6 admit 1 3 4 <3 <4 <5",
+    state = fleet("a5", "0 C a0", "2 C a2")
+    assert told(state, "CCC", removed="2", arrivals="1C a1,3C a3,4C a4") == [
+        "expand: 0 start 1 C a1; 1 start 3 C a3; 2 start 4 C a4; 3 load 1 <0; 4 load 3 <1; 5 load 4 <2; "
+        "6 admit 1 3 4 <3 <4 <5",
         "surplus: 7 drain 2 <6; 8 stop 2 <7",
     ]
+
+
+def test_those_that_wake_come_before_those_that_start_and_neither_waits_for_the_other() -> None:
+    state = fleet("a5", "0 C a0", "1 C- a1", "2 C a2", "5 C- a4")
+    assert told(state, "CCCC", removed="2", arrivals="1C,3C a3,5C") == [
+        "expand: 0 wake 1 C; 1 wake 5 C; 2 load 1 <0; 3 load 5 <1; 4 admit 1 5 <2 <3",
+        "expand: 5 start 3 C a3; 6 load 3 <5; 7 admit 3 <6",
+        "surplus: 8 drain 2 <4 <7; 9 stop 2 <8",
+    ]
+
+
+ASLEEP = ("0 P- a0", "1 D- a1", "2 P- a2", "3 D- a3", "4 C- a4")
+
+
+def test_those_that_need_each_other_are_admitted_together() -> None:
+    assert told(fleet("a9", *ASLEEP), "PDD", arrivals="0P,5D a5,6D a6") == [
+        "expand: 0 wake 0 P; 1 start 5 D a5; 2 start 6 D a6; 3 load 0 <0; 4 load 5 <1; 5 load 6 <2; "
+        "6 admit 0 5 6 <3 <4 <5"
+    ]
+    # Where one that decodes serves already, the first to prefill does not wait.
+    assert told(fleet("a9", *ASLEEP, "7 D a7"), "PDD", arrivals="0P,5D a5") == [
+        "expand: 0 wake 0 P; 1 load 0 <0; 2 admit 0 <1",
+        "expand: 3 start 5 D a5; 4 load 5 <3; 5 admit 5 <2 <4",
+    ]
+    # Nor where one has just begun to.
+    assert told(fleet("a9", *ASLEEP, "7 P a7", "8 P a8"), "PPDD", turned="8D", arrivals="0P,5D a5") == [
+        "roles: 0 drain 8; 1 set 8 D <0; 2 admit 8 <1",
+        "expand: 3 wake 0 P; 4 load 0 <3; 5 admit 0 <4",
+        "expand: 6 start 5 D a5; 7 load 5 <6; 8 admit 5 <7",
+    ]
+    # One that is drained meanwhile does not serve.
+    assert told(fleet("a9", *ASLEEP, "7 D a7"), "PD", returned="7", arrivals="0P,5D a5")[1:] == [
+        "expand gap: 2 wake 0 P; 3 start 5 D a5; 4 load 0 <2; 5 load 5 <3; 6 admit 0 5 <4 <5"
+    ]
+
+
+def test_those_that_start_are_admitted_after_those_that_wake_where_they_need_them() -> None:
+    assert told(fleet("a9", *ASLEEP), "PDD", arrivals="0P,1D,5D a5") == [
+        "expand: 0 wake 0 P; 1 wake 1 D; 2 load 0 <0; 3 load 1 <1; 4 admit 0 1 <2 <3",
+        "expand: 5 start 5 D a5; 6 load 5 <5; 7 admit 5 <4 <6",
+    ]
+    # They do not where both roles start, or the other one serves.
+    apart = [
+        "expand: 0 wake 0 P; 1 wake 1 D; 2 load 0 <0; 3 load 1 <1; 4 admit 0 1 <2 <3",
+        "expand: 5 start 5 P a5; 6 start 6 D a6; 7 load 5 <5; 8 load 6 <6; 9 admit 5 6 <7 <8",
+    ]
+    assert told(fleet("a9", *ASLEEP), "PPDD", arrivals="0P,1D,5P a5,6D a6") == apart
+    assert told(fleet("a9", *ASLEEP, "7 P a7"), "PPDD", arrivals="0P,1D,5D a5")[1:] == [
+        "expand: 5 start 5 D a5; 6 load 5 <5; 7 admit 5 <6"
+    ]
+
+
+def test_those_that_wake_come_last_where_they_need_what_starts_and_it_does_not_need_them() -> None:
+    assert told(fleet("a9", *ASLEEP), "PDDD", arrivals="1D,3D,5P a5,6D a6") == [
+        "expand: 0 start 5 P a5; 1 start 6 D a6; 2 load 5 <0; 3 load 6 <1; 4 admit 5 6 <2 <3",
+        "expand: 5 wake 1 D; 6 wake 3 D; 7 load 1 <5; 8 load 3 <6; 9 admit 1 3 <4 <7 <8",
+    ]
+    # A colocated one that wakes needs nobody, and nobody needs it.
+    assert told(fleet("a9", *ASLEEP), "PDDC", arrivals="1D,4C,5P a5,6D a6") == [
+        "expand: 0 wake 4 C; 1 load 4 <0; 2 admit 4 <1",
+        "expand: 3 start 5 P a5; 4 start 6 D a6; 5 load 5 <3; 6 load 6 <4; 7 admit 5 6 <5 <6",
+        "expand: 8 wake 1 D; 9 load 1 <8; 10 admit 1 <7 <9",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "there", "found"),
+    [
+        # Lower case wakes, upper case starts.
+        ("", "", []),
+        ("", "PDC", []),
+        ("c", "", ["c"]),
+        ("C", "", ["C"]),
+        ("CcC", "", ["c", "CC"]),
+        ("pD", "", ["pD"]),
+        ("Pd", "", ["Pd"]),
+        ("DpDp", "", ["DpDp"]),
+        ("pD", "D", ["p", "D"]),
+        ("pD", "P", ["D", "p"]),
+        ("pD", "PD", ["p", "D"]),
+        ("pD", "C", ["pD"]),
+        ("Pd", "D", ["P", "d"]),
+        ("Pd", "P", ["d", "P"]),
+        ("pdPD", "", ["pd", "PD"]),
+        ("pdP", "", ["pd", "P"]),
+        ("pPD", "", ["PD", "p"]),
+        ("dPD", "", ["PD", "d"]),
+        ("pdD", "", ["pd", "D"]),
+        # Colocated ones need nobody.
+        ("cpCD", "", ["c", "C", "pD"]),
+        ("cpD", "", ["c", "pD"]),
+        ("pCD", "", ["C", "pD"]),
+        ("pdCD", "", ["pd", "CD"]),
+        ("cdPD", "", ["c", "PD", "d"]),
+        ("cC", "P", ["c", "C"]),
+        # Whom nobody comes for does not wait.
+        ("pP", "", ["p", "P"]),
+        ("dDc", "", ["dc", "D"]),
+        ("pC", "", ["p", "C"]),
+    ],
+)
+def test_who_is_admitted_together(arrivals: str, there: str, found: list[str]) -> None:
+    coming = [
+        Arrival(worker=WorkerId(slot), gpus=(), role=ROLES[letter.upper()], wakes=letter.islower())
+        for slot, letter in enumerate(arrivals)
+    ]
+    made = list(parties(coming, {ROLES[letter] for letter in there}))
+    assert ["".join(arrivals[each.worker] for each in party) for party in made] == found
+    assert all(list(party) == sorted(party, key=lambda each: each.worker) for party in made)
 
 
 def test_all_but_one_turn_first_where_nobody_else_could_serve() -> None:

@@ -3,7 +3,18 @@ import math
 import pytest
 
 from pearl.core.platform import TransitionCosts
-from pearl.core.toggle import BETA, OUTLIER, PRIOR_STEPS, Average, ToggleEstimate, observe, toggle_prior, toggle_s
+from pearl.core.toggle import (
+    BETA,
+    HALF_LIFE_STEPS,
+    MOST_STEPS,
+    OUTLIER,
+    PRIOR_STEPS,
+    Average,
+    ToggleEstimate,
+    observe,
+    toggle_prior,
+    toggle_s,
+)
 from pearl.errors import ProfileError
 
 PRIOR = ToggleEstimate(prior_s=10.0)
@@ -17,13 +28,13 @@ def seen(estimate: ToggleEstimate, borrowed: bool, *overheads_s: float) -> Toggl
 
 def test_constants_of_the_examples_below() -> None:
     assert (BETA, PRIOR_STEPS, OUTLIER) == (0.8, 2.0, 4.0)
+    assert (HALF_LIFE_STEPS, MOST_STEPS) == (30.0, 40.0)
 
 
 def test_the_prior_is_waking_and_giving_back() -> None:
     costs = TransitionCosts(activate_s=6.0, return_s=3.0, start_s=1000.0, finalise_s=1000.0)
     assert toggle_prior(costs) == ToggleEstimate(prior_s=9.0)
-    # Under disaggregation the metadata of KV buffers is refreshed on top.
-    assert toggle_prior(costs, metadata_s=0.5, per_worker_s=0.25) == ToggleEstimate(prior_s=9.5, per_worker_s=0.25)
+    assert toggle_prior(costs, per_worker_s=0.25) == ToggleEstimate(prior_s=9.0, per_worker_s=0.25)
 
 
 def test_an_average_is_unbiased_from_the_first_value() -> None:
@@ -44,7 +55,7 @@ def test_before_both_kinds_of_steps_are_known_the_prior_alone_counts() -> None:
 
 def test_the_difference_takes_over_from_the_prior() -> None:
     # Steps take 16 s with and 12 s without borrowing: 4 s. n of the rarer kind: (n * 4 + 2 * 10) / (n + 2).
-    estimate = seen(PRIOR, True, *[16.0] * 8)
+    estimate = seen(PRIOR, True, *[16.0] * 20)
     got = []
     for _ in range(8):
         estimate = seen(estimate, False, 12.0)
@@ -52,22 +63,80 @@ def test_the_difference_takes_over_from_the_prior() -> None:
     assert got == pytest.approx([(n * 4 + 20) / (n + 2) for n in range(1, 9)])
     assert got[0] == pytest.approx(8.0)
     assert estimate.observations == 8
-    # More of one kind alone says no more.
-    assert seen(estimate, False, 12.0).observations == 8
 
 
 def test_borrowing_that_costs_less_than_nothing_costs_nothing() -> None:
-    # Two of each: half of it is the prior's 10 s.
-    estimate = seen(seen(PRIOR, True, 8.0, 8.0), False, 12.0, 12.0)
-    assert toggle_s(estimate, 2) == pytest.approx(5.0)
+    # Two without and one with it; the two have faded by 2^(-1/30), so the one counts 1 / 3 and the prior's 10 s the rest.
+    estimate = seen(seen(PRIOR, False, 12.0, 12.0), True, 8.0)
+    assert toggle_s(estimate, 2) == pytest.approx(20 / 3)
 
 
 def test_workers_may_cost_each() -> None:
     estimate = ToggleEstimate(prior_s=10.0, per_worker_s=1.5)
     assert [toggle_s(estimate, workers) for workers in (-1, 0, 1, 2, 4)] == [0.0, 0.0, 11.5, 13.0, 16.0]
-    # They are known beforehand and do not fade: (10 + 4) / 2 + 2 * 1.5.
-    learned = seen(seen(estimate, True, 16.0, 16.0), False, 12.0, 12.0)
-    assert toggle_s(learned, 2) == pytest.approx(10.0)
+    # They are known beforehand and do not fade: (4 + 2 * 10) / 3 + 2 * 1.5.
+    learned = seen(seen(estimate, False, 12.0, 12.0), True, 16.0)
+    assert toggle_s(learned, 2) == pytest.approx(11.0)
+
+
+def test_what_is_not_seen_for_long_fades_and_its_mean_does_not() -> None:
+    # Four steps with it count as two after 30 without, as one after 60; less than as many without throughout.
+    estimate = seen(PRIOR, True, *[16.0] * 4)
+    for left in (2.0, 1.0, 0.5):
+        estimate = seen(estimate, False, *[12.0] * 30)
+        assert estimate.borrowing.observations == estimate.observations == pytest.approx(left)
+        assert estimate.borrowing.mean_s == pytest.approx(16.0)
+        assert toggle_s(estimate, 1) == pytest.approx((left * 4 + 20) / (left + 2))
+    # And the other way round: 40 without count as 20 after 30 with it.
+    estimate = seen(estimate, True, *[16.0] * 30)
+    assert estimate.resting.observations == pytest.approx(20.0)
+    assert estimate.resting.mean_s == pytest.approx(12.0)
+    # A single step takes a thirtieth of a halving.
+    assert seen(estimate, True, 16.0).resting.observations == pytest.approx(20.0 / 2 ** (1 / 30))
+
+
+def test_no_kind_counts_as_more_than_forty_steps() -> None:
+    assert seen(PRIOR, True, *[16.0] * 39).borrowing.observations == 39
+    for steps in (40, 41, 1000):
+        assert seen(PRIOR, True, *[16.0] * steps).borrowing.observations == 40
+    # So after 130 steps (40 halved 4 1/3 times: 1.984) the prior counts more than half, however long it was so before.
+    estimate = seen(seen(PRIOR, True, *[16.0] * 1000), False, *[12.0] * 130)
+    assert estimate.observations == pytest.approx(40 / 2 ** (13 / 3))
+    assert toggle_s(estimate, 1) == pytest.approx((1.98425 * 4 + 20) / 3.98425, rel=1e-5)
+
+
+def test_a_new_observation_outweighs_what_has_faded() -> None:
+    # Two of 100 s, which count as one after 30 steps without: the next, of 10 s, weighs 0.2 to 0.8 * 0.2.
+    faded = seen(seen(PRIOR, True, 100.0, 100.0), False, *[12.0] * 30)
+    again = seen(faded, True, 10.0).borrowing
+    assert again.mean_s == pytest.approx((0.16 * 100 + 0.2 * 10) / 0.36)
+    assert again.observations == pytest.approx(2.0)
+    # Not faded it would weigh 0.2 to 0.8 * 0.36.
+    assert seen(PRIOR, True, 100.0, 100.0, 10.0).borrowing.mean_s == pytest.approx((0.288 * 100 + 0.2 * 10) / 0.488)
+    # What has faded altogether weighs nothing.
+    gone = seen(seen(PRIOR, True, 100.0), False, *[12.0] * 3000)
+    assert (gone.borrowing.mean_s, gone.borrowing.observations) == (pytest.approx(100.0), pytest.approx(0.0))
+    first = seen(gone, True, 10.0).borrowing
+    assert (first.mean_s, first.observations) == (pytest.approx(10.0), pytest.approx(1.0))
+
+
+def test_borrowing_is_tried_again_after_a_bad_estimate() -> None:
+    """One hung step stops borrowing, which would win 20 s and really costs 8; nothing but time can tell."""
+    estimate = seen(PRIOR, False, *[12.0] * 10)
+    estimate = seen(estimate, True, 312.0)
+    # A third of 300 s, two thirds of the prior's 10 s.
+    assert toggle_s(estimate, 1) == pytest.approx(320 / 3)
+    rests = 0
+    while toggle_s(estimate, 1) >= 20.0:
+        estimate = seen(estimate, False, 12.0)
+        rests += 1
+    # 20 = 10 + 290 n / (n + 2): n = 2 / 28, which is 1 halved 3.807 times, 114.2 steps.
+    assert rests == 115
+    # The next step that borrows takes 20 s, 8 s more than without. The hung one counts as 1 / 2^(115 / 30) = 0.0701 and weighs
+    # 0.8 (1 - 0.8^0.0701) = 0.01243 to 0.2: 37.08 s; 1.0701 / 3.0701 of 25.08 s, and the rest of 10 s.
+    estimate = seen(estimate, True, 20.0)
+    assert estimate.borrowing.mean_s == pytest.approx(37.08, abs=0.01)
+    assert toggle_s(estimate, 1) == pytest.approx(15.256, abs=0.005)
 
 
 def test_the_kind_of_step_says_which_average() -> None:
@@ -120,7 +189,7 @@ def test_an_estimate_that_cannot_be_is_refused(value: float) -> None:
         ToggleEstimate(prior_s=value)
     with pytest.raises(ProfileError, match=rf"^toggle: per_worker_s: got {value}, want"):
         ToggleEstimate(prior_s=1.0, per_worker_s=value)
-    with pytest.raises(ProfileError, match=rf"^average: weighted_s: got {value}, want a finite number >= 0$"):
-        Average(weighted_s=value)
+    with pytest.raises(ProfileError, match=rf"^average: mean_s: got {value}, want a finite number >= 0$"):
+        Average(mean_s=value)
     with pytest.raises(ProfileError, match=r"^average: observations: got -1, want"):
         Average(observations=-1)
