@@ -1,7 +1,8 @@
 """`pearl`: the commands and how errors end them.
 
-Exit status: 0 done; 1 the run failed, or something essential is missing; 2 a mistake in a recipe or on the command line;
-130 stopped with Ctrl-C. Nothing heavy is imported before a command needs it: `pearl --help` answers at once.
+Exit status: 0 done; 1 the run failed, something essential is missing, or what there is to say cannot be written; 2 a mistake
+in a recipe or on the command line; 130 stopped with Ctrl-C. Nothing heavy is imported before a command needs it: `pearl
+--help` answers at once.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import pearl
+from pearl.cli.output import guarded_output
 from pearl.errors import PearlError, UserError
 
 _ARGUMENTS = "RECIPE.toml|a.b=c"
@@ -204,12 +206,13 @@ def doctor() -> None:
 
 def main() -> None:
     """Entry point of the `pearl` command."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        # Before or after a command: during imports, or while Python shuts down.
-        typer.echo("stopped", err=True)
-        sys.exit(130)
+    with guarded_output():
+        try:
+            app()
+        except KeyboardInterrupt:
+            # Before or after a command: during imports, or while Python shuts down.
+            typer.echo("stopped", err=True)
+            sys.exit(130)
 
 
 if __name__ == "__main__":
