@@ -70,8 +70,9 @@ def check_writable(out: Path) -> None:
         ConfigError: it cannot; nothing is left behind.
     """
     try:
-        if out.is_dir():
-            raise IsADirectoryError(None, "is a folder")
+        if out.exists() and not out.is_file():
+            # Renaming a file over it would replace the device or pipe itself.
+            raise OSError(None, "is a folder" if out.is_dir() else "is no regular file")
         with tempfile.TemporaryFile(dir=out.parent):
             pass
     except OSError as error:

@@ -38,8 +38,15 @@ from pearl.config.origins import (
 from pearl.config.recipe import Recipe
 from pearl.config.schema import field_at, known_keys, required_keys, section_at, wanted
 from pearl.errors import ConfigError
+from pearl.text_file import Unreadable, read_text
+from pearl.units import MIB
 
 _OVERRIDE_KEY = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_LONGEST_BYTES = MIB
+"""Of a recipe; real ones have a few KiB."""
+
+_DEEPEST = 32
+"""Tables and lists within each other; recipes have four or five, and what walks them (pydantic's JSON, too) ends somewhere."""
 
 Check = Callable[[Recipe], Sequence[Problem]]
 
@@ -92,6 +99,10 @@ def parse_override(text: str) -> Layer:
     for part in reversed(key.strip().split(".")):
         document = {part: document}
     assert isinstance(document, dict)
+    if _is_deep(document):
+        raise ConfigError(
+            f"command line: got a value nested more than {_DEEPEST} deep, want one of a recipe: {text[:40]}..."
+        )
     return {leaf_key: Setting(value=leaf, origin=OVERRIDE) for leaf_key, leaf in flatten(document)}
 
 
@@ -104,7 +115,7 @@ def _override_value(text: str) -> Toml:
     # The second form catches text that is only by accident TOML: `3 # 4`, or two lines.
     try:
         document = tomllib.loads(f"value = {text}\nlist = [{text}]")
-    except ValueError:  # TOMLDecodeError, or a number of thousands of digits
+    except (ValueError, RecursionError):  # TOMLDecodeError, a number of thousands of digits, thousands of brackets
         return text
     same = document.keys() == {"value", "list"} and document["list"] == [document["value"]]
     value: Toml = document["value"] if same else text
@@ -112,14 +123,17 @@ def _override_value(text: str) -> Toml:
 
 
 def _read(path: Path, parents: tuple[Path, ...]) -> Layer:
+    text = _read_text(path, parents)
     if path.resolve() in [parent.resolve() for parent in parents]:
         chain = " -> ".join(str(file) for file in (*parents, path))
         raise ConfigError(f"{parents[-1]}: extends: a circle of files: {chain}")
-    text = _read_text(path, parents)
     try:
         document: dict[str, Toml] = tomllib.loads(text)
-    except ValueError as error:  # TOMLDecodeError, or a number of thousands of digits
-        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # TOMLDecodeError, a number of thousands of digits, or brackets
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{path}: not valid TOML: {reason}") from None
+    if _is_deep(document):
+        raise ConfigError(f"{path}: got values nested more than {_DEEPEST} deep, want the sections of a recipe")
     layer: Layer = {}
     for base in _extends(path, document.pop("extends", [])):
         merge(layer, _read(Path(os.path.normpath(path.parent / base)), (*parents, path)))
@@ -134,16 +148,24 @@ def _read(path: Path, parents: tuple[Path, ...]) -> Layer:
     return layer
 
 
+def _is_deep(document: Toml) -> bool:
+    level = [document]
+    for _ in range(_DEEPEST + 1):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+    return bool(level)
+
+
 def _read_text(path: Path, parents: tuple[Path, ...]) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+        return read_text(path, most_bytes=_LONGEST_BYTES)
+    except Unreadable as error:
         named = f", which {parents[-1]} extends" if parents else ""
-        raise ConfigError(f"{path}: no such file{named}; want a recipe (.toml)") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: not UTF-8 at byte {error.start}") from None
+        raise ConfigError(f"{error}{named}; want a recipe (.toml)") from None
 
 
 def _extends(path: Path, value: Toml) -> list[str]:

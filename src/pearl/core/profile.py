@@ -24,11 +24,14 @@ from dataclasses import dataclass, fields
 from typing import TypeVar
 
 from pearl.errors import ProfileError
+from pearl.units import MIB
 
 SCHEMA = "pearl.platform_profile"
 VERSION = 1
 MAX_WHOLE = 2**53
 """Whole numbers up to here are exact in every JSON reader."""
+LONGEST_PROFILE_BYTES = 16 * MIB
+"""Of a profile's text; those that are measured have some ten KiB."""
 
 Axis = tuple[int, ...]
 Grid = tuple[tuple[tuple[float, ...], ...], ...]

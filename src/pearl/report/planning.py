@@ -16,7 +16,7 @@ from pearl.core.makespan import Profile
 from pearl.core.platform import Platform, TransitionCosts
 from pearl.core.policy import Policy, PolicyOptions, policy_named
 from pearl.core.priors import LEASE_MEAN_S, platform_prior, workload_prior
-from pearl.core.profile import PlatformProfile, parse_profile
+from pearl.core.profile import LONGEST_PROFILE_BYTES, PlatformProfile, parse_profile
 from pearl.core.progress import fresh_batch
 from pearl.core.shape import parse_shape
 from pearl.core.state import (
@@ -37,6 +37,7 @@ from pearl.core.workload import WorkloadProfile, within_limits
 from pearl.errors import ProfileError, StateError
 from pearl.records.ids import GpuId, LeaseId, NodeId, WorkerId
 from pearl.report.workload_file import read_workload
+from pearl.text_file import Unreadable, read_text
 
 _COSTS = ("start_s", "finalise_s", "activate_s", "return_s", "role_change_s", "stop_s")
 
@@ -98,7 +99,10 @@ def workload_of(recipe: Recipe) -> WorkloadProfile:
     """
     config, rollout = recipe.workload, recipe.rollout
     prior = workload_prior(config.prior)
-    work = prior if config.trajectories is None else read_workload(config.trajectories, env_s=prior.env_s)
+    try:
+        work = prior if config.trajectories is None else read_workload(config.trajectories, env_s=prior.env_s)
+    except ProfileError as error:
+        raise ProfileError(f"workload.trajectories: {error}") from None
     first_tokens = work.prompt_tokens.mean + work.generated_tokens.mean
     if first_tokens > rollout.max_context_tokens:
         source = f"workload.prior {config.prior}" if config.trajectories is None else str(config.trajectories)
@@ -142,11 +146,13 @@ def _measured(paths: Iterable[Path]) -> tuple[dict[int, PlatformProfile], Transi
     """Profiles by tensor parallelism, and costs as far as they tell them."""
     known: dict[int, PlatformProfile] = {}
     for path in paths:
-        profile = parse_profile(_text(path), str(path))
+        profile = _profile(path)
         times = profile.iterations
         decoding = [row for sequences, row in zip(times.decoding, times.cells_s[0], strict=True) if sequences]
         if min(min(row) for row in decoding) <= 0:
-            raise ProfileError(f"{path}: iterations.cells_s: got an iteration that decodes in 0 s, want > 0 s")
+            raise ProfileError(
+                f"platform.profiles: {path}: iterations.cells_s: got an iteration that decodes in 0 s, want > 0 s"
+            )
         if profile.tp in known:
             raise ProfileError(f"platform.profiles: got two of tp {profile.tp}, want one for each")
         known[profile.tp] = profile
@@ -164,16 +170,12 @@ def _measured(paths: Iterable[Path]) -> tuple[dict[int, PlatformProfile], Transi
     )
 
 
-def _text(path: Path) -> str:
+def _profile(path: Path) -> PlatformProfile:
     try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        where, reason = str(path), error.strerror
-    except UnicodeDecodeError as error:
-        where, reason = str(path), f"not UTF-8 at byte {error.start}"
-    except ValueError as error:
-        where, reason = repr(str(path)), str(error)  # no path at all: it holds a zero character
-    raise ProfileError(f"{where}: cannot be read: {reason}; want a file of `pearl profile`")
+        text = read_text(path, most_bytes=LONGEST_PROFILE_BYTES)
+    except Unreadable as error:
+        raise ProfileError(f"platform.profiles: {error}; want a file of `pearl profile`") from None
+    return parse_profile(text, f"platform.profiles: {path}")
 
 
 def _costs(config: PlatformConfig, known: TransitionCosts) -> TransitionCosts:

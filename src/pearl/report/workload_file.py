@@ -21,6 +21,11 @@ from pearl.core.distribution import LARGEST, Distribution, constant, distributio
 from pearl.core.priors import DECODE_TOKEN_S
 from pearl.core.workload import WorkloadProfile, bubble_ratio
 from pearl.errors import ProfileError
+from pearl.text_file import Unreadable, read_text
+from pearl.units import MIB
+
+_LONGEST_BYTES = 256 * MIB
+"""Some four million turns; more says nothing more of their distributions."""
 
 
 @dataclass(slots=True)
@@ -38,7 +43,7 @@ def read_workload(path: Path, *, env_s: Distribution | None = None) -> WorkloadP
     All that was generated counts as staying in the context. The bubble ratio is assumed, as for the priors.
 
     Raises:
-        ProfileError: no such file, or the first line that is not a trajectory.
+        ProfileError: no such file, no regular one, one of more than 256 MiB, or the first line that is not a trajectory.
     """
     seen = _Seen()
     for number, line in _lines(path):
@@ -66,16 +71,9 @@ def read_workload(path: Path, *, env_s: Distribution | None = None) -> WorkloadP
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ProfileError(f"{path}: no such file; want a file of trajectories (JSONL)") from None
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise ProfileError(f"{path}: cannot be read: not UTF-8 at byte {error.start}") from None
-    except ValueError as error:
-        # No path at all: it holds a zero character.
-        raise ProfileError(f"{str(path)!r}: cannot be read: {error}") from None
+        text = read_text(path, most_bytes=_LONGEST_BYTES)
+    except Unreadable as error:
+        raise ProfileError(f"{error}; want a file of trajectories (JSONL)") from None
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield number, line

@@ -204,6 +204,10 @@ class TestGuard:
             with pytest.raises(FileNotFoundError):
                 self.end(lambda: os.stat("no such file"))
 
+    def test_a_stream_that_is_not_there(self) -> None:
+        with contextlib.redirect_stdout(None), pytest.raises(SystemExit, match=r"^0$"):
+            self.end(lambda: sys.exit(0))
+
     def test_reporters_take_it_for_what_it_is(self, tmp_path: Path) -> None:
         """An error of the system, which they let pass."""
         with printing_to(tmp_path / "out") as stream, guarded_output():

@@ -219,11 +219,17 @@ class TestMistakes:
                 "command line: fleet.reserved_gpus: got 0 with fleet.external_gpus, want >= 2",
             ),
             (("fleet.tp=[2, 8]",), "fleet.tp: got 8, want one of 1, 2, 4 (what platform.prior qwen3-8b-h100 knows)"),
-            (('platform.profiles=["nope.json"]',), "nope.json: cannot be read: No such file or directory"),
-            (('platform.profiles=["p.toml"]',), "p.toml: cannot be read as JSON: "),
-            (("workload.trajectories=nope.jsonl",), "nope.jsonl: no such file; want a file of trajectories"),
-            (("workload.trajectories=p.toml",), "p.toml: line 1: not JSON: "),
-            (('workload.trajectories="a\\u0000b"',), "'a\\x00b': cannot be read: embedded null byte"),
+            (('platform.profiles=["nope.json"]',), "platform.profiles: nope.json: no such file; want a file of"),
+            (('platform.profiles=["p.toml"]',), "platform.profiles: p.toml: cannot be read as JSON: "),
+            (
+                ("workload.trajectories=nope.jsonl",),
+                "workload.trajectories: nope.jsonl: no such file; want a file of trajectories",
+            ),
+            (("workload.trajectories=p.toml",), "workload.trajectories: p.toml: line 1: not JSON: "),
+            (
+                ('workload.trajectories="a\\u0000b"',),
+                "workload.trajectories: 'a\\x00b': cannot be read: embedded null byte",
+            ),
             (
                 ("rollout.max_context_tokens=1000", "sampling.max_new_tokens=1"),
                 "rollout.max_context_tokens: got 1000, want >= 13738 (the first turn of workload.prior swe, mean)",

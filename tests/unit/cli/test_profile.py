@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -147,6 +148,14 @@ def test_a_place_that_cannot_be_written_is_named(measurer: Measurer) -> None:
     assert pearl_command("m", "--out", "none/p.json").stderr == (
         "--out: none/p.json: cannot be written: No such file or directory; want a file in a folder that exists\n"
     )
+
+
+def test_a_pipe_is_not_replaced(measurer: Measurer) -> None:
+    os.mkfifo("pipe")
+    assert pearl_command("m", "--out", "pipe").stderr == (
+        "--out: pipe: cannot be written: is no regular file; want a file in a folder that exists\n"
+    )
+    assert (measurer.requests, Path("pipe").is_fifo()) == ([], True)
 
 
 @pytest.mark.parametrize("error", [ConfigError("--max-context: got 9"), KeyboardInterrupt()])

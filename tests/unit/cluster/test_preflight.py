@@ -51,7 +51,7 @@ def test_a_good_recipe_passes(tiny_model: Path) -> None:
             ConfigError,
             "scripted",
         ),
-        ({"engine": {"pacing": "none.json"}}, ConfigError, "engine.pacing: none.json: No such file or directory"),
+        ({"engine": {"pacing": "none.json"}}, ConfigError, "engine.pacing: none.json: no such file; want a file of"),
         ({"weights": {"host_budget_gib": 1e-5}}, ConfigError, "weights.host_budget_gib: got 1e-05, want at least"),
     ],
 )

@@ -1,6 +1,7 @@
 """Recipes: layers, overrides, origins, and every mistake named."""
 
 import math
+import os
 import tomllib
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pearl.config.check import Problem
-from pearl.config.load import dump_toml, load_recipe
+from pearl.config.load import dump_toml, load_recipe, parse_override
 from pearl.config.recipe import Recipe
 from pearl.errors import ConfigError
 
@@ -301,7 +302,53 @@ class TestFiles:
 
     def test_a_folder(self) -> None:
         Path("x.toml").mkdir()
-        assert mistakes(Path("x.toml")) == ["x.toml: cannot be read: Is a directory"]
+        assert mistakes(Path("x.toml")) == ["x.toml: got a folder, no regular file; want a recipe (.toml)"]
+
+    def test_a_pipe_is_not_waited_for(self) -> None:
+        os.mkfifo("f.toml")
+        assert mistakes(Path("f.toml")) == ["f.toml: got a pipe, no regular file; want a recipe (.toml)"]
+        [line] = mistakes(write("x.toml", 'extends = ["f.toml"]'))
+        assert line == "f.toml: got a pipe, no regular file, which x.toml extends; want a recipe (.toml)"
+
+    def test_a_file_that_is_too_long(self) -> None:
+        write("x.toml", BASE + "#" * (2**20 - len(BASE)))
+        assert load_recipe(Path("x.toml")).recipe.environment.kind == "guess_number"
+        write("x.toml", BASE + "#" * (2**20 - len(BASE) + 1))
+        assert mistakes(Path("x.toml")) == ["x.toml: got 1.0 MiB, more than 1.0 MiB; want a recipe (.toml)"]
+
+    def test_a_base_that_is_no_path(self) -> None:
+        [line] = mistakes(write("x.toml", 'extends = ["a\\u0000b"]'))
+        assert line.startswith("'a\\x00b': cannot be read: embedded null byte, which x.toml extends; want")
+
+    def test_files_that_are_links_to_each_other(self) -> None:
+        Path("x.toml").symlink_to("y.toml")
+        Path("y.toml").symlink_to("x.toml")
+        assert mistakes(Path("x.toml"))[0].startswith("x.toml: cannot be read: Too many levels of symbolic links; want")
+
+    def test_thousands_of_brackets(self) -> None:
+        [line] = mistakes(write("x.toml", "a = " + "[" * 100_000))
+        assert line == "x.toml: not valid TOML: nested too deeply"
+        assert parse_override("a=" + "[" * 100_000)[("a",)].value == "[" * 100_000
+
+    @pytest.mark.parametrize("text", ["{key}=1", "model.path={list}", "environment.params={table}"])
+    @pytest.mark.parametrize("depth", [33, 100])
+    def test_values_too_deep_to_be_walked(self, text: str, depth: int) -> None:
+        deep = text.format(
+            key="a." * (depth - 1) + "b", list="[" * depth + "]" * depth, table="{a=" * depth + "1" + "}" * depth
+        )
+        [line] = mistakes(write("x.toml", deep))
+        assert line == "x.toml: got values nested more than 32 deep, want the sections of a recipe"
+        [line] = mistakes(write("y.toml", BASE), deep)
+        assert line.startswith("command line: got a value nested more than 32 deep, want one of a recipe: ")
+
+    def test_as_deep_as_may_be(self) -> None:
+        """`environment`, `params`, and thirty more around a number: refused, but for what it is."""
+        write("x.toml", BASE)
+        deep = "{a=" * 30 + "1" + "}" * 30
+        [line] = mistakes(Path("x.toml"), f"environment.params={deep}")
+        assert line.startswith("command line: environment.params.a: got a table, want text")
+        [line] = mistakes(Path("x.toml"), f"environment.params={{a={deep}}}")
+        assert "more than 32 deep" in line
 
     def test_broken_toml_names_the_line(self) -> None:
         [line] = mistakes(write("x.toml", "[run]\nsteps = 1\nseed =\n"))
@@ -314,7 +361,7 @@ class TestFiles:
 
     def test_bytes_that_are_not_utf_8(self) -> None:
         Path("x.toml").write_bytes(b"a = '\xff'")
-        assert mistakes(Path("x.toml")) == ["x.toml: not valid TOML: not UTF-8 at byte 5"]
+        assert mistakes(Path("x.toml")) == ["x.toml: cannot be read: not UTF-8 at byte 5; want a recipe (.toml)"]
 
     def test_windows_line_ends(self) -> None:
         Path("x.toml").write_bytes(BASE.replace("\n", "\r\n").encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -246,7 +247,9 @@ class TestWorkload:
         assert found.env_s.mean == pytest.approx(0.1)
 
     def test_a_file_that_is_not_there(self) -> None:
-        with pytest.raises(ProfileError, match=r"^nope\.jsonl: no such file; want a file of trajectories"):
+        with pytest.raises(
+            ProfileError, match=r"^workload\.trajectories: nope\.jsonl: no such file; want a file of trajectories"
+        ):
             workload_of(recipe(workload={"trajectories": "nope.jsonl"}))
 
     @pytest.mark.parametrize(("limit", "fits"), [(110, True), (109, False)])
@@ -361,7 +364,7 @@ class TestPlatform:
             return
         with pytest.raises(ProfileError) as caught:
             platform_of(made)
-        message = f"{tmp_path}/a.json: iterations.cells_s: got an iteration that decodes in 0 s, want > 0 s"
+        message = f"platform.profiles: {tmp_path}/a.json: iterations.cells_s: got an iteration that decodes in 0 s, want > 0 s"
         assert str(caught.value) == message
 
     def test_names_of_a_model_are_for_people(self, tmp_path: Path) -> None:
@@ -371,17 +374,24 @@ class TestPlatform:
     def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
         (tmp_path / "latin").write_bytes(b"ab\xe9")
         (tmp_path / "text").write_text("no")
+        os.mkfifo(tmp_path / "pipe")
+        (tmp_path / "fits").write_bytes(b" " * 2**24)
+        (tmp_path / "long").write_bytes(b" " * (2**24 + 1))
         cases = {
-            tmp_path / "nope.json": f"{tmp_path}/nope.json: cannot be read: No such file or directory; want a file of",
-            tmp_path: f"{tmp_path}: cannot be read: Is a directory; want a file of `pearl profile`",
+            tmp_path / "nope.json": f"{tmp_path}/nope.json: no such file; want a file of `pearl profile`",
+            tmp_path: f"{tmp_path}: got a folder, no regular file; want a file of `pearl profile`",
             tmp_path / "latin": f"{tmp_path}/latin: cannot be read: not UTF-8 at byte 2; want a file of",
             tmp_path / "text": f"{tmp_path}/text: cannot be read as JSON: ",
+            Path("/dev/zero"): "/dev/zero: got a device, no regular file; want a file of `pearl profile`",
+            tmp_path / "pipe": f"{tmp_path}/pipe: got a pipe, no regular file; want a file of `pearl profile`",
+            tmp_path / "fits": f"{tmp_path}/fits: cannot be read as JSON: ",
+            tmp_path / "long": f"{tmp_path}/long: got 16.0 MiB, more than 16.0 MiB; want a file of `pearl profile`",
             Path("a\0b"): "'a\\x00b': cannot be read: embedded null byte; want a file of `pearl profile`",
         }
         for path, message in cases.items():
             with pytest.raises(ProfileError) as caught:
                 platform_of(recipe(platform={"profiles": [str(path)]}))
-            assert str(caught.value).startswith(message)
+            assert str(caught.value).startswith(f"platform.profiles: {message}")
 
 
 def test_a_situation() -> None:

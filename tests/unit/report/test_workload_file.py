@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -77,12 +78,32 @@ class TestRefused:
             read_workload(file)
 
     def test_a_folder(self, tmp_path: Path) -> None:
-        with pytest.raises(ProfileError, match=r": cannot be read: Is a directory$"):
+        with pytest.raises(
+            ProfileError, match=r": got a folder, no regular file; want a file of trajectories \(JSONL\)$"
+        ):
             read_workload(tmp_path)
+
+    def test_a_pipe_is_not_waited_for(self, file: Path) -> None:
+        os.mkfifo(file)
+        with pytest.raises(ProfileError, match=r"t\.jsonl: got a pipe, no regular file; want a file of trajectories"):
+            read_workload(file)
+
+    def test_what_never_ends(self) -> None:
+        with pytest.raises(ProfileError, match=r"^/dev/zero: got a device, no regular file; want a file of traj"):
+            read_workload(Path("/dev/zero"))
+
+    @pytest.mark.parametrize(("more", "message"), [(0, "line 2: not JSON"), (1, "got 256.0 MiB, more than 256.0 MiB")])
+    def test_what_is_too_long(self, file: Path, more: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        write(file, [turn(1, 1)])
+        os.truncate(file, 256 * 2**20 + more)
+        with pytest.raises(ProfileError, match=rf"t\.jsonl: {message}"):
+            read_workload(file)
 
     def test_not_text(self, file: Path) -> None:
         file.write_bytes(b'{"id": "\xff"}')
-        with pytest.raises(ProfileError, match=r"t\.jsonl: cannot be read: not UTF-8 at byte 8$"):
+        with pytest.raises(
+            ProfileError, match=r"t\.jsonl: cannot be read: not UTF-8 at byte 8; want a file of trajectories \(JSONL\)$"
+        ):
             read_workload(file)
 
     @pytest.mark.parametrize("text", ["", "\n \n"])
@@ -162,5 +183,7 @@ def test_shared_recordings(name: str, count: int, turns: float, new: float, gene
 
 
 def test_a_path_that_is_none() -> None:
-    with pytest.raises(ProfileError, match=r"^'a\\x00b': cannot be read: embedded null byte$"):
+    with pytest.raises(
+        ProfileError, match=r"^'a\\x00b': cannot be read: embedded null byte; want a file of trajectories"
+    ):
         read_workload(Path("a\0b"))

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Self
 
 from pearl.config.engine import EngineConfig
-from pearl.core.profile import IterationTimes, parse_profile
+from pearl.core.profile import LONGEST_PROFILE_BYTES, IterationTimes, parse_profile
 from pearl.engine.embedded.attention import Batch
 from pearl.errors import ConfigError, ProfileError
+from pearl.text_file import Unreadable, read_text
 
 
 class Pace:
@@ -43,13 +44,11 @@ class Pace:
         """
         if config.pacing is None:
             return None
-        want = "want a file written by `pearl profile`"
         try:
-            profile = parse_profile(config.pacing.read_text(encoding="utf-8"), str(config.pacing))
-        except OSError as error:
-            raise ConfigError(f"engine.pacing: {config.pacing}: {error.strerror or error}; {want}") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"engine.pacing: {config.pacing}: got bytes that are not UTF-8; {want}") from None
+            text = read_text(config.pacing, most_bytes=LONGEST_PROFILE_BYTES)
+            profile = parse_profile(text, str(config.pacing))
+        except Unreadable as error:
+            raise ConfigError(f"engine.pacing: {error}; want a file of `pearl profile`") from None
         except ProfileError as error:
             raise ConfigError(f"engine.pacing: {error}") from None
         return cls(profile.iterations, config.time_scale)

@@ -181,8 +181,8 @@ class TestRead:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            (None, "engine.pacing: .*p.json: No such file or directory; want a file written by `pearl profile`"),
-            (b"\xff", "engine.pacing: .*p.json: got bytes that are not UTF-8; want a file"),
+            (None, "engine.pacing: .*p.json: no such file; want a file of `pearl profile`"),
+            (b"\xff", "engine.pacing: .*p.json: cannot be read: not UTF-8 at byte 0; want a file"),
             (b"{}", "engine.pacing: .*p.json: schema: got null"),
         ],
     )
