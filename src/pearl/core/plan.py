@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from pearl.core.actions import ActionGroup, perform
-from pearl.core.arrange import Arrangement, arrange
+from pearl.core.arrange import MOST_NODES, MOST_S, Arrangement, Unseated, arrange
 from pearl.core.makespan import SERVING_ROLES
 from pearl.core.platform import TransitionCosts
 from pearl.core.schedule import Arrival, Changes, schedule
@@ -106,6 +106,8 @@ class PlanRefusalReason(enum.Enum):
     """No worker has, and no node has free, so many GPUs as one worker of the target wants."""
     NO_ROOM = "no_room"
     """There are GPUs enough, but no way to seat all workers on them."""
+    UNDECIDED = "undecided"
+    """Which seats are the cheapest was not found within the bounds of the solver; there may be a way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +134,8 @@ def plan(state: FleetState, request: PlanRequest, costs: TransitionCosts) -> Pla
     if short is not None:
         return short
     arrangement = arrange(seats, request.demand, request.borrowed, costs)
-    if arrangement is None:
-        return PlanRefusal(
-            reason=PlanRefusalReason.NO_ROOM,
-            detail=f"{request.shape} with {request.borrowed} borrowed: no way to seat all workers on the GPUs",
-        )
+    if isinstance(arrangement, Unseated):
+        return _unseated(request, arrangement)
     return _plan(state, request, costs, seats, arrangement)
 
 
@@ -189,6 +188,17 @@ def _short(request: PlanRequest, seats: Seats) -> PlanRefusal | None:
             detail=f"{request.shape}: wants {request.shape.gpus} GPUs, there are {gpus}",
         )
     return None
+
+
+def _unseated(request: PlanRequest, why: Unseated) -> PlanRefusal:
+    reason, detail = {
+        Unseated.NO_ROOM: (PlanRefusalReason.NO_ROOM, "no way to seat all workers on the GPUs"),
+        Unseated.UNDECIDED: (
+            PlanRefusalReason.UNDECIDED,
+            f"the cheapest seats were not found within {MOST_NODES:,} nodes and {MOST_S:g} s",
+        ),
+    }[why]
+    return PlanRefusal(reason=reason, detail=f"{request.shape} with {request.borrowed} borrowed: {detail}")
 
 
 # -- from seats to changes ------------------------------------------------------------------------------------------

@@ -1,9 +1,11 @@
 from itertools import product
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pearl.core import arrange as module
-from pearl.core.arrange import Arrangement, Demand, arrange
+from pearl.core.arrange import Arrangement, Demand, Unseated, arrange
 from pearl.core.platform import TransitionCosts
 from pearl.core.seats import seats_of
 from pearl.core.state import FleetState, Role
@@ -19,7 +21,8 @@ def arranged(
     """Seats as text, and the sleeping workers that end."""
     usable, lendable = zones(state)
     found = arrange(seats_of(state, usable, lendable, {tp for _, tp in demand}), demand, borrowed, costs)
-    if found is None:
+    if isinstance(found, Unseated):
+        assert found is Unseated.NO_ROOM
         return None
     seats = [f"{seat.kind.value} {' '.join(seat.gpus) if seat.worker is None else seat.worker}" for seat in found.seats]
     return sorted(seats), sorted(found.ended)
@@ -219,7 +222,7 @@ def solved(
     calls = 0
     real = module._solve
 
-    def counting(program: module._Program) -> list[int] | None:
+    def counting(program: module._Program) -> list[int] | Unseated:
         nonlocal calls
         calls += 1
         return real(program)
@@ -323,3 +326,69 @@ def test_the_short_way_leads_where_programs_lead(monkeypatch: pytest.MonkeyPatch
         for state, p, d, borrowed in product(states, (1, 2, 3), (1, 2), (0, 1, 2))
     ]
     assert 10 <= counts.count(0) <= len(counts) - 10
+
+
+# Bounds of the solver
+
+
+def reasons(state: FleetState, demand: Demand) -> Arrangement | Unseated:
+    return arrange(seats_of(state, *zones(state), {tp for _, tp in demand}), demand, 0, COSTS)
+
+
+class TestBounds:
+    def stopped(self, monkeypatch: pytest.MonkeyPatch, at: int, status: int) -> list[bool]:
+        """The program of this number ends with what it has; which of those that were tried were integer ones."""
+        state = fleet(
+            "a4", "1 C- a0 a1 a2 a3"
+        )  # by class, then by seat, where only an integer program finds whole numbers
+        tried: list[bool] = []
+        real = module.milp
+
+        def milp(*given: Any, **named: Any) -> Any:
+            assert named["options"] == {"mip_rel_gap": 0.0, "node_limit": 10_000, "time_limit": 10.0}
+            tried.append(bool(named["integrality"].all()))
+            result = real(*given, **named)
+            assert result.x is not None
+            if len(tried) == at:
+                result.update(status=status, success=False)
+            return result
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_grown", lambda *_: None)
+            patch.setattr(module, "milp", milp)
+            found = reasons(state, {(C, 2): 1})
+        assert (found is Unseated.UNDECIDED) == bool(at)
+        return tried
+
+    @pytest.mark.parametrize("status", [1, 3, 4])
+    @pytest.mark.parametrize(
+        ("at", "tried"), [(0, [False, False, True]), (1, [False]), (2, [False, False]), (3, [False, False, True])]
+    )
+    def test_nothing_is_taken_at_a_bound(
+        self, at: int, tried: list[bool], status: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Though there may be a solution, and though it may be the cheapest."""
+        assert self.stopped(monkeypatch, at, status) == tried
+
+    def test_no_program_takes_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "MOST_S", 0.0)
+        assert arranged(fleet("a2"), {(P, 1): 2}) == (["start a0", "start a1"], [])
+
+    @staticmethod
+    def program() -> module._Program:
+        """The most valuable of sixty things, at most seven of each of forty random sets."""
+        rng = np.random.default_rng(2)
+        sets = rng.integers(0, 2, (40, 60))
+        program = module._Program(weights=(-rng.random(60)).tolist(), most=[1] * 60)
+        for row in sets:
+            program.row(-np.inf, 7, np.flatnonzero(row).tolist())
+        return program
+
+    def test_both_bounds_can_be_met(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert isinstance(module._solve(self.program()), list)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "MOST_NODES", 1)
+            assert module._solve(self.program()) is Unseated.UNDECIDED
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "MOST_S", 0.0)
+            assert module._solve(self.program()) is Unseated.UNDECIDED

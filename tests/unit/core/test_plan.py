@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from pearl.core import arrange
 from pearl.core.plan import Plan, PlanRefusal, PlanRefusalReason, PlanRequest, apply, plan
 from pearl.core.platform import TransitionCosts
 from pearl.core.schedule import Arrival
@@ -358,6 +359,16 @@ def test_no_room() -> None:
     )
     shared = fleet("a2 b4t", "0 C- b0 b1", "1 C- b0", "2 C- b1", "3 C- b2")
     assert refused(shared, "1C@tp2+2C@tp1", borrowed=3)[0] is PlanRefusalReason.NO_ROOM
+
+
+def test_what_the_solver_could_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = fleet("a3", "0 P a0", "1 P a1")
+    assert planned(state, "1P+1D").reassigned == {1: D}
+    monkeypatch.setattr(arrange, "_solve", lambda _: arrange.Unseated.UNDECIDED)
+    assert refused(state, "1P+1D") == (
+        PlanRefusalReason.UNDECIDED,
+        "1P1D with 0 borrowed: the cheapest seats were not found within 10,000 nodes and 10 s",
+    )
 
 
 @pytest.mark.parametrize(
