@@ -3,6 +3,9 @@
 The profile (`_section3`) was fixed before any choice was made with it, and knows nothing of the figures it is compared with.
 Every choice is the shortest predicted batch among `nC` and all `xPyD` of TP2 workers on the GPUs of a row, without hysteresis.
 Nothing is measured here: times are predictions. Mismatches are results and fail nothing.
+
+The margin of a row is how much longer the best shape that is not the paper's takes, below 0 where it is the shorter one. Within
+1 % either way the row is a tie: no predictor is that exact, so neither a match nor a mismatch says anything there.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ from pearl.core.shape import parse_shape
 GROUP_SIZE = 16
 ANY_PD = "PD"
 """The paper says that disaggregation is best there, and not in which ratio."""
+
+TIE = 0.01
+"""Margins below it, either way, are ties. Source: a tenth of what the predictors are off by."""
 
 Make = Callable[[Open | None], Profile]
 
@@ -94,6 +100,8 @@ class Choice:
     apart_s: float
     paper_s: float
     """The shortest of what the paper found best."""
+    other_s: float
+    """The shortest of all else."""
 
     @property
     def gain(self) -> str:
@@ -101,10 +109,34 @@ class Choice:
         return f"{100 * (self.colocated_s / self.apart_s - 1):+.1f} %" if self.apart else "infeasible"
 
     @property
-    def regret(self) -> str:
-        """How much longer the batch would take in what the paper found best."""
-        best_s = min(self.colocated_s, self.apart_s)
-        return f"{100 * (self.paper_s / best_s - 1):+.1f} %" if np.isfinite(self.paper_s) else "infeasible"
+    def margin(self) -> float:
+        """How much longer than what the paper found best the best of all else takes, over the former; -1 where that cannot be."""
+        return self.other_s / self.paper_s - 1
+
+    @property
+    def ties(self) -> bool:
+        """Whether the predictor cannot really tell."""
+        return abs(self.margin) < TIE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Rows of a table."""
+
+    matches: int
+    """Strictly: the shape chosen is the paper's."""
+    ties: int
+    """By margin, whatever was chosen."""
+    tied_matches: int
+    """Both."""
+
+    def __str__(self) -> str:
+        clear = self.matches - self.tied_matches
+        missed = len(ROWS) - self.ties - clear
+        return (
+            f"{clear} matched, {missed} not matched, {self.ties} ties (margin below {100 * TIE:g} %); "
+            f"strictly {self.matches} of {len(ROWS)} match, {self.tied_matches} of them in ties"
+        )
 
 
 def predictors() -> list[Predictor]:
@@ -143,6 +175,7 @@ def choice(predictor: Predictor, row: Row, profile: Profile) -> Choice:
         apart=apart[place] if np.isfinite(apart_s[place]) else "",
         apart_s=apart_s[place],
         paper_s=min(second for shape, second in times_s.items() if row.matches(shape)),
+        other_s=min(second for shape, second in times_s.items() if not row.matches(shape)),
     )
 
 
@@ -163,29 +196,33 @@ def print_fit(found: Sequence[Predictor]) -> None:
     )
 
 
-def print_choices(predictor: Predictor) -> int:
-    """A table; returns the rows that match."""
+def print_choices(predictor: Predictor) -> Counts:
+    """A table, and what came of its rows."""
     print(f"chosen by {predictor.name}'s predictor, beside the paper's figure")
-    head = f"  {'':<22} {'model':<14} {'GPUs':>4} {'batch':>5}  {'paper':<12} {'chosen':<7}    "
-    print(head + f"{'colocated':>10} {'apart':>8} {'best apart':<10} {'gain':>10} {'stated':>8} {'paper costs':>12}")
-    matched = 0
+    head = f"  {'':<22} {'model':<14} {'GPUs':>4} {'batch':>5}  {'paper':<12} {'chosen':<7}        "
+    print(head + f"{'colocated':>10} {'apart':>8} {'best apart':<10} {'gain':>10} {'stated':>8} {'margin':>8}")
+    matches = ties = both = 0
     for row in ROWS:
         profile = row.model(None)
         made, model = choice(predictor, row, profile), profile.platform.by_tp[TP].model
         good = row.matches(made.shape)
-        matched += good
+        mark = f"{'=' if good else 'x'} {'tie' if made.ties else ''}"
+        matches, ties, both = matches + good, ties + made.ties, both + (good and made.ties)
         print(
             f"  {row.source:<22} {model:<14} {row.gpus:>4} {row.batch:>5}  {' or '.join(row.best):<12} {made.shape:<7} "
-            f"{'=' if good else 'x'}  {made.colocated_s:>8.0f} s {made.apart_s:>6.0f} s {made.apart:<10} "
-            f"{made.gain:>10} {row.gain:>8} {made.regret:>12}"
+            f"{mark:<5}  {made.colocated_s:>8.0f} s {made.apart_s:>6.0f} s {made.apart:<10} "
+            f"{made.gain:>10} {row.gain:>8} {100 * made.margin:+6.1f} %"
         )
-    print(f"  {matched} of {len(ROWS)} match\n")
-    return matched
+    counts = Counts(matches=matches, ties=ties, tied_matches=both)
+    print(f"  {counts}\n")
+    return counts
 
 
 def print_variants(found: Sequence[Predictor]) -> None:
     """How far the matches hang on what section 3 leaves open."""
-    print("matches under other values of what section 3 leaves open (information only: the first line is the result)")
+    print(
+        "strict matches under other values of what section 3 leaves open (information only: the first line is the result)"
+    )
     print(f"  {'':<36} {'theta':>6}" + "".join(f"{predictor.name:>8}" for predictor in found))
     for name, values in VARIANTS:
         counts = [
@@ -202,14 +239,18 @@ def main(arguments: Sequence[str]) -> int:
     quick = parser.parse_args(arguments).quick
     found = predictors()
     print_fit(found)
-    matches = {predictor.name: float(print_choices(predictor)) for predictor in found}
+    counts = {predictor.name: print_choices(predictor) for predictor in found}
     if not quick:
         print_variants(found)
-    checks = [
-        Check(name="paper_matches", value=matches["paper"]),
-        Check(name="pearl_matches", value=matches.get("pearl")),
-        Check(name="rows", value=float(len(ROWS))),
-    ]
+    checks: list[Check] = []
+    for name in ("paper", "pearl"):
+        count = counts.get(name)
+        values = (None,) * 3 if count is None else (count.matches, count.ties, count.tied_matches)
+        checks += [
+            Check(name=f"{name}_{what}", value=None if value is None else float(value))
+            for what, value in zip(("matches", "ties", "tied_matches"), values, strict=True)
+        ]
+    checks.append(Check(name="rows", value=float(len(ROWS))))
     return report("paper_choices", checks, {"quick": quick, "tp": TP})
 
 

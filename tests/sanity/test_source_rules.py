@@ -135,4 +135,4 @@ def test_unit_tests_mirror_the_source() -> None:
     unit = ROOT / "tests" / "unit"
     folders = {path.parent.relative_to(unit) for path in unit.rglob("test_*.py")}
 
-    assert folders - packages <= {Path("scripts"), Path("examples")}
+    assert folders - packages <= {Path("scripts"), Path("examples"), Path("benchmarks")}
