@@ -4,33 +4,36 @@ Per turn a trajectory visits prefill, decode and the environment; the environmen
 one whose rate depends on how many sequences it holds, prefill a queue. With N trajectories in flight, X turns per second and
 W = N / X seconds per turn (Little's law), for each worker, n sequences decoding:
 
-    colocated:  X = n / (O t(n) + a n P(n)),                         N = n + X (Z + V(P))
-    xPyD:       X = y n / (O t(n) + a n A(n)),  rho = X h P' / x,    N = y n + L + X (Z + h H + V(A))
-                L = x (rho + rho^2 / (2 (1 - rho))),                 V(P) = P (1 + q / (2 (1 - q))),  q = a X P
+    colocated:  X = n / (O t(n) + a n P(n)),       N = n + X (Z + V(P)),  V(P) = P (1 + q / (2 (1 - q))),  q = a X P
+    xPyD:       X = y n / (O t(n) + a n A(n)),     N = y n + L + X (Z + h H + V(A))
+                L = x l (1 + a' min(l, 1) / (2 (1 - a' u))),      l = X P' / x,  u = X P'' / x
 
 t(n) seconds of an iteration with n sequences at the context of the time, O tokens generated per turn, P seconds that prefill adds
 to the iterations of a colocated worker, A those of append-prefill on a decode worker, V either of them with the wait for it,
-a = (N - 1) / N what of it is that of others (`_beside`), X P < 1, P' seconds of a prefill worker per turn that it gets, H of a
-hand-off, h the share of turns that are handed off (all, but for append-prefill), Z of environment and overheads, L <= N. Both
-sides rise with n, so X at a given N lies between two points of a grid of n. The batch is the integral over its drain (`drain`).
+X P < 1, P' seconds of prefill workers per turn where each has an iteration of its own, P'' where iterations are full, u < 1, H
+seconds of a hand-off, h the share of turns that are handed off (all, but for append-prefill), Z seconds of environment and
+overheads; a and a' what of a worker's prefill is that of others (`_others`). Both sides rise with n, so X at a given N lies
+between two points of a grid of n (`curve`). The batch is the integral over its drain (`drain`).
 
 KV capacity: a worker decodes no more sequences than fit; where the prefixes of all in flight do not fit, some are computed
 again: least-recently-used eviction under cyclic use loses them sharply (`_reuse`).
 
-Source: mean value relations of a closed queueing network, M/D/1 waiting at prefill.
+Source: mean value relations of a closed queueing network; M/D/1 waiting at prefill while turns have iterations of their own
+(u = l), batches of what waits once there are more than that (l > 1).
 """
 
 from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
+from pearl.core.curve import Curve, crossing
 from pearl.core.distribution import Floats
 from pearl.core.drain import SLICES, Drain, drain_of
 from pearl.core.makespan import SERVING_ROLES, Candidates, Forecast, Infeasible, Ints, Predictions, Profile
@@ -49,8 +52,6 @@ BLOCK = 256
 """Candidates at a time: their arrays stay in a core's cache."""
 APPEND_TOKENS = (0, 256, 2048)
 """Bounds of append-prefill to choose from: without, short replies, nearly all."""
-_STEPS = tuple((POINTS - 1) >> halving for halving in range(1, (POINTS - 1).bit_length()))
-"""Of finding a place among the intervals of the grid."""
 LONGEST = 0.99
 """Quantile of turns whose context must fit on a worker alone."""
 SPLITS = np.arange(11) / 10
@@ -115,10 +116,6 @@ class _Fleets:
     second_tp: Ints
     append: Ints
     """Place of the bound of append-prefill among the bounds, shape `[S]`."""
-
-
-_Load = Callable[[Ints], tuple[Floats, Floats]]
-"""From places on the grid of n, shape `[S, K, P]`, to trajectories and turns per second, which rise with it."""
 
 
 class _Side(enum.Enum):
@@ -211,15 +208,10 @@ class _Network:
     def _turns_per_s(self, side: _Side, fleets: _Fleets, population: Floats, held: Floats) -> Floats:
         """Of populations, shape `[S, K, P]`; `held`: trajectories whose prefixes are, shape `[S, K, 1]`."""
         if side is _Side.PAIRED:
-            load = self._paired(fleets, population, held)
+            curve = self._paired(fleets, population, held)
         else:
-            load = self._colocated(*_keepers(side, fleets), population, held)
-        below = np.zeros(population.shape, dtype=np.int64)
-        for step in _STEPS:
-            below += step * (load(below + step)[0] < population)
-        (n0, x0), (n1, x1) = load(below), load(below + 1)
-        along = np.minimum(np.maximum((population - n0) / np.maximum(n1 - n0, 1e-12), 0.0), 1.0)
-        return np.asarray(x0 + along * (x1 - x0), dtype=np.float64)
+            curve = self._colocated(*_keepers(side, fleets), population, held)
+        return crossing(curve, population)
 
     def _room(self, side: _Side, fleets: _Fleets) -> Floats:
         """KV of the workers that keep prefixes, in tokens, shape `[S, 1, 1]`."""
@@ -231,55 +223,51 @@ class _Network:
         # Taking from flat arrays is much cheaper than indexing along several axes.
         return np.asarray((tp[:, None] * SLICES + np.arange(SLICES))[..., None] * POINTS, dtype=np.int64)
 
-    def _colocated(self, workers: Floats, tp: Ints, population: Floats, held: Floats) -> _Load:
+    def _colocated(self, workers: Floats, tp: Ints, population: Floats, held: Floats) -> Curve:
         s, rows = self._stations, self._rows(tp)
         reuse = _reuse(s.capacity[tp, None, None] * workers, held * s.prefix[:, None])
         again = (1 - reuse) * s.prefix[:, None]
-        others = self._others(population / workers, tp)
+        most = s.most[tp, :, None]
+        others = _others(np.minimum(population / workers, most))
 
-        def load(place: Ints) -> tuple[Floats, Floats]:
-            at = rows + place
-            prefill = s.beside_s.take(at) + again * s.beside_token_s.take(at)
-            per_s, waiting = _beside(s.turn_s.take(at), prefill, others)
-            return workers * (s.n.take(place) + waiting + per_s * s.apart_s), workers * per_s
+        def at(place: Ints) -> tuple[Floats, Floats, Floats]:
+            here = rows + place
+            return s.n.take(place), s.per_s.take(here), s.beside_s.take(here) + again * s.beside_token_s.take(here)
 
-        return load
+        def totals(n: Floats, per_s: Floats, prefill_s: Floats) -> tuple[Floats, Floats]:
+            per_s, waiting = _beside(per_s, prefill_s, others)
+            return workers * (n + waiting + per_s * s.apart_s), workers * per_s
 
-    def _paired(self, fleets: _Fleets, population: Floats, held: Floats) -> _Load:
+        return Curve(at=at, totals=totals, most=most)
+
+    def _paired(self, fleets: _Fleets, population: Floats, held: Floats) -> Curve:
         s, x, y, tp = self._stations, fleets.prefill, fleets.decode, fleets.decode_tp
         rows = self._rows(tp)
         kept = _reuse(s.capacity[tp, None, None] * y, held * s.prefix[:, None])
-        appends = rows + (fleets.append * (s.turn_s.size))[:, None, None]
+        appends = rows + (fleets.append * (s.per_s.size))[:, None, None]
         appending = bool((s.appended[fleets.append] > 0).any())
-        others = self._others(population / y, tp)
+        most = s.most[tp, :, None]
+        others, queueing = _others(np.minimum(population / y, most)), _others(population / x)
         work = self._prefill_work(fleets, held, kept)
         hand_off = work.handed * s.hand_off_s[tp, None, None] + work.moved_tokens * s.hand_off_token_s[tp, None, None]
         away_s = s.apart_s + hand_off
+        each_alone, each_packed = work.alone_s / x, work.packed_s / x
+        fastest = FULLEST / np.maximum(each_packed, 1e-12)
 
-        def load(place: Ints) -> tuple[Floats, Floats]:
-            at = rows + place
-            turn_s, on_decode = s.turn_s.take(at), y * s.n.take(place)
-            turns = y / turn_s
-            if appending:
-                each, waiting = _beside(turn_s, kept * s.append_s.take(appends + place), others)
-                turns, on_decode = y * each, on_decode + y * waiting
-            busy = np.minimum(1.0, turns * work.alone_s / x)
-            service = work.alone_s + busy * (work.packed_s - work.alone_s)
-            per_s = np.minimum(turns, FULLEST * x / np.maximum(service, 1e-12))
-            busy = per_s * service / x
-            queued = np.minimum(x * (busy + busy**2 / (2 * (1 - busy))), self._drain.population[:, None])
-            return on_decode + queued + per_s * away_s, per_s
+        def at(place: Ints) -> tuple[Floats, ...]:
+            here = s.n.take(place), s.per_s.take(rows + place)
+            return (*here, kept * s.append_s.take(appends + place)) if appending else here
 
-        return load
+        def totals(n: Floats, per_s: Floats, prefill_s: Floats | None = None) -> tuple[Floats, Floats]:
+            if prefill_s is not None:
+                per_s, waiting = _beside(per_s, prefill_s, others)
+                n = n + waiting
+            per_s = np.minimum(y * per_s, fastest)
+            alone = per_s * each_alone
+            queued = alone * (1 + np.minimum(alone, 1.0) * queueing / (2 * (1 - per_s * each_packed * queueing)))
+            return y * n + x * queued + per_s * away_s, per_s
 
-    def _others(self, each: Floats, tp: Ints) -> Floats:
-        """Share of prefill beside one's decode that is not one's own, with so many trajectories to a worker.
-
-        One's own does not stretch one's own decode; nor does that of those who wait for a place. Source: the arrival theorem of
-        closed networks: who arrives sees the network without itself, (N - 1) / N of it.
-        """
-        seen = np.minimum(each, self._stations.most[tp, :, None])
-        return np.asarray(np.maximum(seen - 1, 0.0) / np.maximum(seen, 1e-12), dtype=np.float64)
+        return Curve(at=at, totals=totals, most=most)
 
     def _prefill_work(self, fleets: _Fleets, held: Floats, kept: Floats) -> _PrefillWork:
         s, tp, append = self._stations, fleets.prefill_tp, fleets.append
@@ -314,15 +302,24 @@ class _PrefillWork:
     moved_tokens: Floats
 
 
-def _beside(turn_s: Floats, prefill_s: Floats, others: Floats) -> tuple[Floats, Floats]:
+def _beside(per_s: Floats, prefill_s: Floats, others: Floats) -> tuple[Floats, Floats]:
     """Turns per second of a worker that prefills beside what it decodes, and trajectories whose prefill is under way or waits.
 
-    A worker's time is all that there is: X (a P + O t / n) <= 1, `others` a.
+    A worker's time is all that there is: X (a P + O t / n) <= 1, `others` a; `per_s`: decoding only, n / (O t).
     """
-    per_s = np.minimum(1 / (turn_s + prefill_s * others), FULLEST / np.maximum(prefill_s, 1e-12))
+    per_s = np.minimum(per_s / (1 + per_s * prefill_s * others), FULLEST / np.maximum(prefill_s, 1e-12))
     under_way = per_s * prefill_s
     busy = np.minimum(under_way * others, FULLEST)
     return per_s, under_way * (1 + busy / (2 * (1 - busy)))
+
+
+def _others(each: Floats) -> Floats:
+    """Share of the work of a worker that is not one's own, with so many trajectories on it at once.
+
+    Nobody waits for oneself: one's own prefill does not stretch one's own decode. Source: the arrival theorem of closed networks:
+    who arrives sees the network without itself, (N - 1) / N of it.
+    """
+    return np.asarray(np.maximum(each - 1, 0.0) / np.maximum(each, 1e-12), dtype=np.float64)
 
 
 def _reuse(capacity_tokens: Floats, needed_tokens: Floats) -> Floats:

@@ -35,9 +35,9 @@ class Stations:
     """Sequences per worker, shape `[G]`."""
     most: Floats
     """Sequences that run at once: those whose KV fits, shape `[T, K]`."""
-    turn_s: Floats
-    """What decode of a turn's tokens takes of a worker's time, shape `[T, K, G]`; inf without sequences. It falls with n: where
-    more of them would be slower in all, a worker is taken not to run more."""
+    per_s: Floats
+    """Turns per second of a worker that only decodes, shape `[T, K, G]`. They rise with n: where more sequences would make fewer
+    turns, a worker is taken not to run more."""
     beside_s: Floats
     """What a turn's new tokens add to the decode iterations that they share, shape `[T, K, G]`."""
     beside_token_s: Floats
@@ -90,7 +90,7 @@ def stations_of(workload: WorkloadProfile, platform: Platform, drain: Drain, bou
     return Stations(
         n=times.n,
         most=times.running[..., -1],
-        turn_s=times.turn_s,
+        per_s=times.per_s,
         beside_s=first[:, None] * beside[0] + (1 - first)[:, None] * beside[1],
         beside_token_s=beside[2] / chunk,
         append_s=shares[:, None, :, None] * beside[3:],
@@ -132,9 +132,7 @@ class _Times:
         self._idle = [table.at(nobody, context) for table in tables]
         self.bare = np.maximum(self._seconds(self._busy, np.zeros(1))[0], INSTANT_S)
         """Iterations that only decode, shape `[T, K, G]`."""
-        none = np.full((*self.bare.shape[:-1], 1), np.inf)
-        some = generated * self.bare[..., 1:] / self.running[..., 1:]
-        self.turn_s = np.minimum.accumulate(np.concatenate((none, some), axis=-1), axis=-1)
+        self.per_s = np.maximum.accumulate(self.running / (generated * self.bare), axis=-1)
 
     def beside(self, tokens: Floats) -> Floats:
         """What prompt tokens of a turn add to decode iterations, chunk after chunk; shape `[tokens, T, K, G]`."""

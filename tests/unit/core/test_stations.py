@@ -97,9 +97,8 @@ def test_at_least_one_fits_and_a_context_is_never_empty() -> None:
 def test_decoding() -> None:
     """20 iterations of 12 ms for one sequence, of which less than one has its share; of 10 + 2 * 500 / 110 for those that fit."""
     found = stations()
-    assert found.turn_s[0, FIRST, 0] == np.inf
-    assert found.turn_s[0, FIRST, 1 : len(SPARSE) + 1] * found.n[1 : len(SPARSE) + 1] == pytest.approx(0.24)
-    assert found.turn_s[0, FIRST, -1] == pytest.approx(20 * (0.01 / (500 / 110) + 0.002))
+    assert found.per_s[0, FIRST, : len(SPARSE) + 1] == pytest.approx(found.n[: len(SPARSE) + 1] / 0.24)
+    assert found.per_s[0, FIRST, -1] == pytest.approx(500 / 110 / (20 * (0.01 + 0.002 * 500 / 110)))
 
 
 def test_more_sequences_are_never_slower_in_all() -> None:
@@ -110,7 +109,7 @@ def test_more_sequences_are_never_slower_in_all() -> None:
     )
     found = stations(platform=Platform(by_tp={1: engine_profile(1, times, capacity=4000)}), population=16)
     assert found.n[-1] == 16
-    assert found.turn_s[0, FIRST, -1] == pytest.approx(20 * 0.01)
+    assert found.per_s[0, FIRST, -1] == pytest.approx(1 / (20 * 0.01))
 
 
 def test_prefill_beside_decoding() -> None:
@@ -194,7 +193,7 @@ def test_prefill_is_never_a_gain() -> None:
 
 def test_iterations_take_some_time() -> None:
     found = stations(platform=Platform(by_tp={1: engine_profile(1, linear_times(0.0, 0.0, 0.0))}))
-    assert found.turn_s[..., -1] * found.most == pytest.approx(np.full((1, SLICES), 20e-9))
+    assert found.per_s[..., -1] == pytest.approx(found.most / 20e-9)
     assert found.beside_s == pytest.approx(np.zeros((1, SLICES, POINTS)))
 
 
@@ -220,7 +219,7 @@ def test_each_tensor_parallelism_has_its_own() -> None:
     found = stations(platform=platform)
     place = len(SPARSE)
     assert found.capacity.tolist() == [500, 900]
-    assert found.turn_s[:, FIRST, place] == pytest.approx([0.24, 0.72])
+    assert 1 / found.per_s[:, FIRST, place] == pytest.approx([0.24, 0.72])
     assert found.beside_s[:, FIRST, place] == pytest.approx([0.1, 0.6])
     assert found.beside_token_s[:, FIRST, place] == pytest.approx([0.001, 0.006])
     assert found.append_s[ALL, :, LATER, place] == pytest.approx([0.05, 0.3])
@@ -237,8 +236,8 @@ def test_times_at_the_context_of_the_slice() -> None:
     profile = engine_profile(1, linear_times(0.01, 0.002, 0.001, contexts=(1, 8192)))
     found = stations(platform=Platform(by_tp={1: profile}))
     at = len(SPARSE)
-    assert found.turn_s[0, LATER, at] == pytest.approx(20 * (0.01 + 0.002 * (1 + 230 / 32768)))
-    assert found.turn_s[0, FIRST, at] == pytest.approx(20 * (0.01 + 0.002 * (1 + 110 / 32768)))
+    assert 1 / found.per_s[0, LATER, at] == pytest.approx(20 * (0.01 + 0.002 * (1 + 230 / 32768)))
+    assert 1 / found.per_s[0, FIRST, at] == pytest.approx(20 * (0.01 + 0.002 * (1 + 110 / 32768)))
 
 
 def test_prefill_alone_at_its_context() -> None:
