@@ -1,8 +1,8 @@
 """The choice of a shape for a budget: enumerate what fits, predict all of it, take the fastest.
 
 Law: what is left to choose on a budget is mode, tensor parallelism per role, ratio, and append-prefill (`core.lines`). The time
-along a line falls and then rises, so long lines are searched coarse to fine (`POINTS` per round between the neighbours of the
-best point so far) and lines of up to `POINTS` shapes whole.
+along a line falls and then rises, so lines are searched coarse to fine: some places of each, the fewer the more lines there are,
+and then, on the best lines, up to `POINTS` per round between the neighbours of the best place so far.
 
 Ties go to the shape that changes least from the one that serves.
 """
@@ -10,7 +10,7 @@ Ties go to the shape that changes least from the one that serves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from pearl.core.platform import Platform
 from pearl.core.shape import Shape
 from pearl.core.state import Role
 
-FEW = 100
-"""Shapes that are predicted at once, with append-prefill and without."""
-LINES = 4
+FEW = 200
+"""Shapes that the first round looks at, about."""
+FEWEST = 6
+"""Of each line, at least."""
+LINES = 8
 """Best lines of the first round that are refined."""
 NOWHERE: Ints = np.zeros(0, dtype=np.int64)
 TIE = 1e-3
@@ -76,12 +78,8 @@ def search(forecast: Forecast, lines: Sequence[Line], space: Space, incumbent: T
     if space.exhaustive:
         found.add(forecast, lines, [np.arange(line.length) for line in lines])
     else:
-        places = _first_places(lines)
-        found.add(forecast, lines, places)
-        if not all(map(len, places)):
-            found.vary(forecast, lines)
-        if any(line.length > POINTS for line in lines):
-            found.refine(forecast, lines)
+        found.add(forecast, lines, _first_places(lines))
+        found.refine(forecast, lines)
     options = found.best_of_lines(lines)
     return Choice(
         best=_least_change(found.near(lines), incumbent), considered=tuple(options), evaluated=found.evaluated
@@ -96,13 +94,9 @@ def first_round(searches: Sequence[Sequence[Line]]) -> Candidates:
 
 
 def _first_places(lines: Sequence[Line]) -> list[Ints]:
-    """Places of each line that are looked at in the first round; where there are many, append-prefill waits for those without."""
-    places = [spread(0, line.length - 1) for line in lines]
-    if sum(map(len, places)) <= FEW:
-        return places
-    without = {line for line in lines if not line.append_tokens}
-    waits = [line.append_tokens and replace(line, append_tokens=0) in without for line in lines]
-    return [NOWHERE if wait else each for wait, each in zip(waits, places, strict=True)]
+    """Places of each line that are looked at in the first round: the fewer of each, the more lines there are."""
+    points = min(POINTS, max(FEWEST, FEW // len(lines))) if lines else POINTS
+    return [spread(0, line.length - 1, points) for line in lines]
 
 
 class _Found:
@@ -136,17 +130,6 @@ class _Found:
             best.setdefault(line, index)
         self.ranked = list(best.values())
 
-    def vary(self, forecast: Forecast, lines: Sequence[Line]) -> None:
-        """Look at append-prefill too on the lines that are best without it."""
-        best = [lines[self.line[index]] for index in self.ranked if lines[self.line[index]].decode_workers]
-        alike = set(best[:LINES])
-        known = {int(line) for line in self.line}
-        places = [
-            spread(0, line.length - 1) if at not in known and replace(line, append_tokens=0) in alike else NOWHERE
-            for at, line in enumerate(lines)
-        ]
-        self.add(forecast, lines, places)
-
     def refine(self, forecast: Forecast, lines: Sequence[Line]) -> None:
         """Close in on the best place of the best lines, round by round, until its neighbours are known."""
         while closer := self._closer(lines):
@@ -154,9 +137,10 @@ class _Found:
 
     def _closer(self, lines: Sequence[Line]) -> dict[int, Ints]:
         """Lines to look at again -> the places."""
-        # Of lines of up to POINTS shapes the first round knows all.
-        ranked = [index for index in self.ranked if lines[self.line[index]].length > POINTS]
-        around = {int(self.line[at]): self._around(int(self.line[at]), int(self.place[at])) for at in ranked[:LINES]}
+        seen = np.bincount(self.line, minlength=len(lines)).tolist()
+        best = [(int(self.line[index]), int(self.place[index])) for index in self.ranked]
+        longer = [(line, place) for line, place in best if lines[line].length > seen[line]]
+        around = {line: self._around(line, place) for line, place in longer[:LINES]}
         return {line: places for line, places in around.items() if len(places)}
 
     def best_of_lines(self, lines: Sequence[Line]) -> list[Option]:

@@ -164,13 +164,13 @@ def _line(
     )
 
 
-def spread(low: int, high: int) -> Ints:
-    """At most `POINTS` whole numbers from low to high, both included; none where low > high.
+def spread(low: int, high: int, points: int = POINTS) -> Ints:
+    """At most so many whole numbers, at least 2, from low to high, both included; none where low > high.
 
     Rising; denser at both ends, where ratios change fastest.
     """
-    if high - low < POINTS:
+    if high - low < points:
         return np.arange(low, high + 1)
-    even = np.linspace(-1.0, 1.0, POINTS)
+    even = np.linspace(-1.0, 1.0, points)
     bent = (np.sign(even) * (1 - (1 - np.abs(even)) ** 2) + 1) / 2
     return np.unique(np.rint(low + bent * (high - low)).astype(np.int64))

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pearl.core.budget import Budget
-from pearl.core.choose import FEW, LINES, TIE, Choice, Moves, Option, choose, first_round, moves, search
+from pearl.core.choose import FEW, FEWEST, LINES, TIE, Choice, Moves, Option, choose, first_round, moves, search
 from pearl.core.distribution import constant, distribution_of
 from pearl.core.fluid import FluidPredictor
 from pearl.core.lines import POINTS, Line, Space, lines_of, spread
@@ -126,7 +126,7 @@ def test_lines_ask_for_what_their_targets_ask_for() -> None:
     for borrowed in (0, 1):
         lines = lines_of(platform(1, 2, 4), there, Space(hybrid=True, append_tokens=(0, 8)), borrowed)
         targets = [line.target(place) for line in lines for place in range(line.length)]
-        asked, meant = first_round([lines]), candidates_of(targets)
+        asked, meant = first_round([[line] for line in lines]), candidates_of(targets)
         assert len(asked) == len(meant) > 15
         for role in SERVING_ROLES:
             assert asked.workers[role].tolist() == meant.workers[role].tolist()
@@ -366,12 +366,11 @@ def test_the_best_ratio_is_found_between_an_end_and_what_is_next_to_it(best_plac
     assert best(choice) == f"{best_place}P{1000 - best_place}D"
 
 
-def test_shapes_without_a_ratio_keep_no_line_from_being_looked_at_more_closely() -> None:
-    # Four tensor parallelisms, colocated: all of them are better than the first round of pairs, and none has more to look at.
-    tps = (1, 2, 4, 8)
+def test_lines_of_which_all_is_known_keep_no_other_from_being_looked_at_more_closely() -> None:
+    # Ten lines of one or two shapes are better than the first round of the long one, and there is no more to look at.
     found = search(
-        Rounds(lambda each: 50.0 + abs(each.shape.pools[0].workers - 30) if len(each.shape.pools) == 2 else 50.5),
-        [*map(colocated, tps), pairs(1, 65)],
+        Rounds(lambda each: 50.0 + abs(each.shape.pools[0].workers - 30) if each.shape.workers == 66 else 50.5),
+        [*(colocated(2**tp) for tp in range(5)), *(pairs(tp, 2) for tp in range(1, 6)), pairs(1, 65)],
         Space(),
         None,
     )
@@ -388,9 +387,9 @@ def test_all_are_asked_where_that_is_wanted() -> None:
 
 
 def test_only_the_best_lines_are_looked_at_more_closely() -> None:
-    # Six lines of one mode, told apart by the bound of append-prefill: each worse than the one before. 16 places of each are few
-    # enough for all at once; on four 11 more, as above.
-    space = replace(PAIRS, append_tokens=(0, 1, 2, 3, 4, 5))
+    # Ten lines of one mode, told apart by the bound of append-prefill: each worse than the one before. 16 places of each, and on
+    # the best eight 11 more, as above.
+    space = replace(PAIRS, append_tokens=tuple(range(10)))
     asked: dict[int, int] = {}
 
     def seconds(each: Target) -> float:
@@ -398,10 +397,10 @@ def test_only_the_best_lines_are_looked_at_more_closely() -> None:
         return 100.0 + 100 * each.append_tokens + abs(each.shape.pools[0].workers - 30)
 
     choice = choose(Formula(seconds).forecast(*known()), platform(1), budget({1: 66}), space)
-    assert [each.target.append_tokens for each in choice.considered] == [0, 1, 2, 3, 4, 5]
-    assert LINES == 4
-    assert [asked[bound] for bound in range(6)] == [27, 27, 27, 27, 16, 16]
-    assert choice.evaluated == 140
+    assert [each.target.append_tokens for each in choice.considered] == list(range(10))
+    assert LINES == 8
+    assert [asked[bound] for bound in range(10)] == [27] * 8 + [16] * 2
+    assert choice.evaluated == 8 * 27 + 2 * 16
 
 
 def known() -> tuple[Profile, object]:
@@ -433,7 +432,7 @@ def test_coarse_finds_what_looking_everywhere_finds(gpus: int, seed: int) -> Non
     assert coarse.evaluated < whole.evaluated
 
 
-# Append-prefill waits
+# Rounds
 
 
 class Rounds:
@@ -473,46 +472,43 @@ def texts(lines: Sequence[Line]) -> list[str]:
 PLAIN, APPEND = [pairs(1, 16), pairs(2, 16), pairs(4, 16)], [pairs(1, 16, 8), pairs(2, 16, 8), pairs(4, 16, 8)]
 
 
-def test_append_prefill_is_looked_at_at_once_where_there_are_few() -> None:
-    # 48 without, 48 with, and 4 colocated.
-    few = [*PLAIN, *APPEND, *map(colocated, (1, 2, 4, 8))]
-    assert len(texts(few)) == FEW == 100
+def test_few_lines_are_looked_at_whole() -> None:
+    # Twelve, at 16 places each, of which there are no more.
+    lines = [pairs(tp, 16, bound) for tp in (1, 2, 4) for bound in (0, 8, 64, 512)]
     rounds = Rounds(lambda _: 50.0)
-    found = search(rounds, few, Space(), None)
-    assert rounds.asked == [texts(few)]
-    assert found.evaluated == 100
-    # Bare lines are asked for no second time when all have been asked for.
-    plain = [*PLAIN, *map(colocated, (1, 2, 4, 8))]
-    rounds = Rounds(lambda _: 50.0)
-    assert search(rounds, plain, Space(), None).evaluated == 52
-    assert rounds.asked == [texts(plain)]
+    assert search(rounds, lines, Space(), None).evaluated == 192
+    assert rounds.asked == [texts(lines)]
 
 
-def test_append_prefill_is_looked_at_after_the_rest_where_there_are_many() -> None:
-    many = [*PLAIN, *APPEND, *map(colocated, (1, 2, 4, 8, 16))]
-    assert len(texts(many)) == 101
-    rounds = Rounds(lambda each: 10.0 if str(each) == "3P@tp2+14D@tp1 append<=8" else 50.0)
-    found = search(rounds, many, Space(), None)
-    assert rounds.asked == [texts([*PLAIN, *map(colocated, (1, 2, 4, 8, 16))]), texts(APPEND)]
-    assert (best(found), found.evaluated) == ("3P@tp2+14D@tp1 append<=8", 101)
-    assert [str(each.target) for each in found.considered][:2] == ["3P@tp2+14D@tp1 append<=8", "1P16D"]
+def test_the_more_lines_the_fewer_places_of_each() -> None:
+    # Thirteen at 200 // 13 = 15 places: the i-th is (2 i / 14)^2 / 2 of the way of 15 for i = 0 .. 7: 0, 0.2, 0.6, 1.4, 2.4, 3.8,
+    # 5.5, 7.5, and the others as far from the other end. On the best eight the neighbours of the best place, the ninth, follow.
+    lines = [pairs(1, 16, bound) for bound in range(13)]
 
+    def seconds(each: Target) -> float:
+        return 100.0 + each.append_tokens + abs(each.shape.pools[0].workers - 9) / 100
 
-def test_append_prefill_is_looked_at_where_pairs_are_best_without() -> None:
-    # Six tensor parallelisms of prefill: the larger, the faster. Colocated is faster than all, but has no append-prefill.
-    tps = (1, 2, 4, 8, 16, 32)
-    lines = [colocated(1), *(pairs(tp, 9, bound) for tp in tps for bound in (0, 8, 64))]
-    rounds = Rounds(lambda each: 50.0 - each.shape.pools[0].tp if len(each.shape.pools) == 2 else 1.0)
+    rounds = Rounds(seconds)
     found = search(rounds, lines, Space(), None)
-    bare = [colocated(1), *(pairs(tp, 9) for tp in tps)]
-    varied = [pairs(tp, 9, bound) for tp in (4, 8, 16, 32) for bound in (8, 64)]
-    assert rounds.asked == [texts(bare), texts(varied)]
-    assert found.evaluated == 1 + 6 * 9 + 4 * 2 * 9
-    assert str(found.considered[-1].target) == "1P9D"
+    first = (0, 1, 2, 4, 6, 8, 9, 11, 13, 14, 15)
+    assert (FEW, FEWEST) == (200, 6)
+    assert rounds.asked == [
+        [str(line.target(place)) for line in lines for place in first],
+        [str(line.target(7)) for line in lines[:8]],
+    ]
+    assert best(found) == "9P8D"
+
+
+def test_of_each_line_some_places_at_least() -> None:
+    # Of 40 lines six each, not 200 // 40 = 5: (2 i / 5)^2 / 2 of the way of 15 for i = 0 .. 2: 0, 1.2, 4.8.
+    lines = [pairs(1, 16, bound) for bound in range(40)]
+    rounds = Rounds(lambda each: 50.0 + each.append_tokens)
+    search(rounds, lines, Space(), None)
+    assert rounds.asked[0] == [str(line.target(place)) for line in lines for place in (0, 1, 5, 10, 14, 15)]
 
 
 def test_append_prefill_is_looked_at_coarsely_then_closer() -> None:
-    # 65 ratios, four bounds: 64 places without and 16 beside. The best of all is with 9 tokens, at place 29.
+    # 65 ratios, four bounds. The best of all is with 9 tokens, at place 29.
     lines = [pairs(1, 65, bound) for bound in (0, 7, 8, 9)] + [pairs(2, 65, bound) for bound in (0, 7, 8)]
 
     def seconds(each: Target) -> float:
@@ -521,29 +517,11 @@ def test_append_prefill_is_looked_at_coarsely_then_closer() -> None:
     rounds = Rounds(seconds)
     found = search(rounds, lines, Space(), None)
     first = (0, 1, 2, 5, 9, 14, 20, 28, 36, 44, 50, 55, 59, 62, 63, 64)
-    assert rounds.asked[0] == [str(line.target(place)) for line in (lines[0], lines[4]) for place in first]
-    assert rounds.asked[1] == [str(line.target(place)) for line in (*lines[1:4], *lines[5:]) for place in first]
-    # The best four of seven are refined: 9, 8, 7 tokens at tp 1, and 8 at tp 2.
     second = (21, 22, 24, 25, 27, 29, 31, 32, 34, 35)
-    closer = (lines[1], lines[2], lines[3], lines[6])
-    assert rounds.asked[2:] == [
-        [str(line.target(place)) for line in closer for place in second],
-        [str(line.target(30)) for line in closer],
+    assert rounds.asked == [
+        [str(line.target(place)) for line in lines for place in places] for places in (first, second, (30,))
     ]
     assert best(found) == "30P36D append<=9"
-
-
-def test_append_prefill_waits_for_nobody_where_nothing_is_without() -> None:
-    lines = [*APPEND, pairs(8, 16, 8), pairs(16, 16, 8), pairs(32, 16, 8), pairs(64, 16, 8)]
-    assert len(texts(lines)) > FEW
-    rounds = Rounds(lambda _: 50.0)
-    search(rounds, lines, Space(), None)
-    assert rounds.asked == [texts(lines)]
-    # Nor where others are without: of the second tensor parallelism both.
-    lines = [pairs(1, 16, 8), pairs(2, 16), *lines[1:]]
-    rounds = Rounds(lambda _: 50.0)
-    search(rounds, lines, Space(), None)
-    assert rounds.asked == [texts([*lines[:2], *lines[3:]]), texts([pairs(2, 16, 8)])]
 
 
 def test_all_are_asked_at_once_where_that_is_wanted() -> None:
@@ -554,11 +532,11 @@ def test_all_are_asked_at_once_where_that_is_wanted() -> None:
 
 
 def test_the_first_round_of_several_searches_is_what_each_asks_at_first() -> None:
-    # Few, many and long, none, and few again: many in all, but each search for itself decides whether append-prefill waits.
+    # Few, many and long, none, and few again: many in all, but each search for itself decides how many places it looks at.
     searches = [
         [*PLAIN, *APPEND],
         [
-            *(pairs(tp, 65, bound) for tp in (1, 2, 4) for bound in (0, 8, 64)),
+            *(pairs(tp, 65, bound) for tp in (1, 2, 4, 8) for bound in (0, 8, 64, 512)),
             replace(colocated(2), second=4, second_tp=8),
         ],
         [],
@@ -571,7 +549,8 @@ def test_the_first_round_of_several_searches_is_what_each_asks_at_first() -> Non
         wanted += rounds.asked[0] if lines else []
     together = first_round(searches)
     assert [str(together.target(index)) for index in range(len(together))] == wanted
-    assert len(wanted) == 96 + 3 * 16 + 1 + 3
+    # Of seventeen lines 200 // 17 = 11 places each.
+    assert len(wanted) == 6 * 16 + 16 * 11 + 1 + 3
 
 
 def test_lines_can_be_searched_that_nobody_enumerated() -> None:
