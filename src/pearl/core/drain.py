@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import betainc, ndtr
 
 from pearl.core.distribution import Floats, squeezed
 from pearl.core.progress import Progress
@@ -30,13 +30,29 @@ _NODES, _WEIGHTS = (side / 2 for side in np.polynomial.legendre.leggauss(SLICES 
 COHORTS = 12
 """Different numbers of turns done that are told apart."""
 _TAIL = 6.0
-"""Standard deviations of the longest trajectory's length in turns beyond which everybody has ended."""
+"""Deviations of a trajectory's length in turns beyond which everybody has ended."""
 _PARTS = 8
-"""That the turns until then are cut into per round of looking for the close."""
+"""That turns are cut into per round of finding those during which the batch may close."""
 _ROUNDS = 9
-"""At most: the close is then known to one part in 2**27 of those turns."""
-_SMOOTH = 32
-"""Parts of the narrowest spread of a length within which the share that has ended is a straight line."""
+"""At most: one instant is then known to one part in 2**27."""
+_UNLIKELY = 1e-6
+"""Chance of closing before or after them."""
+_CELLS = 48
+"""That those are cut into."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How unlike turns are: long and short ones make a trajectory longer or shorter than its number of turns says.
+
+    A turn is a constant part and one that varies, skewed as waits are: the sum of the latter over the turns left is taken as
+    gamma-distributed. Nobody ends before the constant parts of all turns left have passed.
+    """
+
+    varying: float
+    """Share of a turn's mean duration that varies, 0 .. 1."""
+    cv: float
+    """Standard deviation over mean of that part, >= 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,30 +73,17 @@ class Drain:
     """Share of the turns in a slice that are a trajectory's first."""
 
 
-def drain_of(workload: WorkloadProfile, progress: Progress, turn_cv: float) -> Drain | None:
-    """The drain of what is in flight; None when the batch is closed already.
-
-    `turn_cv`: standard deviation over mean of one turn's duration; long and short turns make a trajectory longer or shorter
-    than its number of turns says.
-    """
+def drain_of(workload: WorkloadProfile, progress: Progress, pace: Pace) -> Drain | None:
+    """The drain of what is in flight; None when the batch is closed already."""
     if progress.needed_groups == 0:
         return None
     done, left, weight = _remaining(workload, progress)
-    spread = np.maximum(turn_cv * np.sqrt(left), 1e-9)
-
-    def ended(turns: Floats) -> Floats:
-        return np.asarray(weight * ndtr((turns[:, None] - left) / spread), dtype=np.float64)
-
-    everybody = float((left + _TAIL * spread).max())
-
-    def finished(turns: Floats) -> Floats:
-        return np.asarray(ndtr((turns[..., None] - left) / spread) @ weight, dtype=np.float64)
-
-    expected, low, high = _close(progress, finished, everybody, float(spread.min()))
+    law = _Ending(left, pace)
+    expected, spread = _close(progress, lambda turns: law.ended(turns) @ weight, law.everybody)
     first = min(1.0, expected)
     rest = expected - first
     at = np.concatenate(([first / 2], first + rest * (_NODES + 0.5)))
-    alive = weight - ended(at)
+    alive = weight - weight * law.ended(at)
     share = alive.sum(axis=1)  # > 0: at the close not all have ended
     # A sliver of the last trajectory is in flight until the close, and its turns take as long as one alone.
     population = np.maximum(share * max(progress.in_flight, 1), 1.0)
@@ -90,7 +93,7 @@ def drain_of(workload: WorkloadProfile, progress: Progress, turn_cv: float) -> D
     fresh = alive[0][done == 0].sum() / share[0]
     return Drain(
         turns=expected,
-        spread_turns=(high - low) / 2,
+        spread_turns=spread,
         slice_turns=np.concatenate(([first], rest * _WEIGHTS)),
         population=population,
         turns_done=(alive * turns_done).sum(axis=1) / share,
@@ -118,34 +121,52 @@ def _remaining(workload: WorkloadProfile, progress: Progress) -> tuple[Floats, F
     return done[kept], np.maximum(left[kept], 0.5), weight[kept]
 
 
-def _close(
-    progress: Progress, finished: Callable[[Floats], Floats], most: float, spread: float
-) -> tuple[float, float, float]:
-    """Turns until as many groups as needed have completed: expected, and one standard deviation to each side.
+class _Ending:
+    """When trajectories with so many turns left end, on the clock of turns."""
 
-    `finished`: share of trajectories that have ended after so many turns, `most` turns after which all have, `spread` turns
-    over which no length's share rises at once. The k-th of G groups has completed when k - 1/2 are expected to have: between
-    its median and its mean where lengths have a tail. How many have by then is binomial. Source of the two sides: Wilson's
-    score interval of a share.
+    def __init__(self, left: Floats, pace: Pace) -> None:
+        """`left`: shape `[L]`, > 0."""
+        varying, cv = max(pace.varying, 1e-9), max(pace.cv, 1e-9)
+        self._constant, self._mean = left * (1 - varying), left * varying
+        # Of a gamma distribution of shape k the cube root of value over mean is about normal, with mean 1 - 1 / (9 k) and
+        # variance 1 / (9 k). Source: Wilson and Hilferty, 1931.
+        variance = cv**2 / left / 9
+        self._middle, self._deviation = 1 - variance, np.sqrt(variance)
+        self.everybody = float((self._constant + self._mean * (self._middle + _TAIL * self._deviation) ** 3).max())
+
+    def ended(self, turns: Floats) -> Floats:
+        """The chance that each has ended after so many turns, shape `[..., L]`."""
+        past = turns[..., None] - self._constant
+        root = np.cbrt(np.maximum(past, 0.0) / self._mean)
+        return np.asarray(ndtr((root - self._middle) / self._deviation) * (past > 0), dtype=np.float64)
+
+
+def _close(progress: Progress, finished: Callable[[Floats], Floats], most: float) -> tuple[float, float]:
+    """Turns until as many groups as needed have completed, mean and standard deviation.
+
+    `finished`: share of trajectories that have ended after so many turns; `most` turns after which all have. A group completes
+    with its last member; of G groups, each of which has completed with a chance F, at least k have with the chance I_F(k, G - k +
+    1), the regularised incomplete beta function. Source: order statistics. Of a number >= 0 that is larger than t with a chance
+    1 - H(t) the mean is the integral of that, and the mean square that of 2 t (1 - H(t)).
     """
-    groups = progress.live_groups
+    groups, needed = progress.live_groups, progress.needed_groups
     members = max(1.0, progress.in_flight / groups)
-    share = (progress.needed_groups - 0.5) / groups
-    middle, half = share + 0.5 / groups, math.sqrt(share * (1 - share) / groups + 0.25 / groups**2)
-    levels = np.array([share, (middle - half) / (1 + 1 / groups), (middle + half) / (1 + 1 / groups)])
-    levels **= 1 / members
-    low, width = np.zeros(3), most
-    reached, next_reached = np.zeros(3), np.ones(3)
-    steps, each = np.arange(_PARTS + 1), np.arange(3)
+
+    def closed(turns: Floats) -> Floats:
+        return np.asarray(betainc(needed, groups - needed + 1, np.minimum(finished(turns), 1.0) ** members))
+
+    low, high = 0.0, most
     for _ in range(_ROUNDS):
-        width /= _PARTS
-        known = finished(low + width * steps[1:-1, None])
-        known = np.concatenate((reached[None], known, next_reached[None]))
-        at = (known[1:-1] < levels).sum(axis=0)
-        reached, next_reached = known[at, each], known[at + 1, each]
-        low = low + width * at
-        if width < spread / _SMOOTH:
+        width = high - low
+        at = np.asarray(low + width / _PARTS * np.arange(_PARTS + 1), dtype=np.float64)
+        chance = closed(at[1:-1])
+        before, after = int((chance < _UNLIKELY).sum()), int((chance > 1 - _UNLIKELY).sum())
+        low, high = float(at[before]), float(at[_PARTS - after])
+        if high - low > width / 2:
             break
-    along = (levels - reached) / np.maximum(next_reached - reached, 1e-300)
-    expected, early, late = (low + width * np.clip(along, 0.0, 1.0)).tolist()
-    return expected, early, late
+    width = (high - low) / _CELLS
+    since = width * (np.arange(_CELLS) + 0.5)
+    later = 1 - closed(np.asarray(low + since, dtype=np.float64))
+    mean = width * float(later.sum())
+    square = 2 * width * float(since @ later)
+    return low + mean, math.sqrt(max(0.0, square - mean**2))

@@ -4,16 +4,18 @@ Per turn a trajectory visits prefill, decode and the environment; the environmen
 one whose rate depends on how many sequences it holds, prefill a queue. With N trajectories in flight, X turns per second and
 W = N / X seconds per turn (Little's law), for each worker, n sequences decoding:
 
-    colocated:  X = n / (O t(n) + a n P(n)),       N = n + X (Z + V(P)),  V(P) = P (1 + q / (2 (1 - q))),  q = a X P
+    colocated:  X = n / (O t(n) + a n P(n)),       N = n + X (Z + V(P))
     xPyD:       X = y n / (O t(n) + a n A(n)),     N = y n + L + X (Z + h H + V(A))
+                V(P) = P + i t + (P + c t) q / (2 (1 - q)),       q = a X (P + c t) < 1
                 L = x l (1 + a' min(l, 1) / (2 (1 - a' u))),      l = X P' / x,  u = X P'' / x
 
 t(n) seconds of an iteration with n sequences at the context of the time, O tokens generated per turn, P seconds that prefill adds
-to the iterations of a colocated worker, A those of append-prefill on a decode worker, V either of them with the wait for it,
-X P < 1, P' seconds of prefill workers per turn where each has an iteration of its own, P'' where iterations are full, u < 1, H
-seconds of a hand-off, h the share of turns that are handed off (all, but for append-prefill), Z seconds of environment and
-overheads; a and a' what of a worker's prefill is that of others (`_others`). Both sides rise with n, so X at a given N lies
-between two points of a grid of n (`curve`). The batch is the integral over its drain (`drain`).
+to the iterations of a colocated worker, A those of append-prefill on a decode worker, V either of them with the wait for it, c
+chunks that it fills (an iteration has one) and i iterations that it rides on, P' seconds of prefill workers per turn where each
+has iterations of its own, P'' where iterations are full, u < 1, H seconds of a hand-off, h the share of turns that are handed off
+(all, but for append-prefill), Z seconds of environment and overheads; a and a' what of a worker's prefill is that of others
+(`_others`). Both sides rise with n, so X at a given N lies between two points of a grid of n (`curve`). The batch is the integral
+over its drain (`drain`).
 
 KV capacity: a worker decodes no more sequences than fit; where the prefixes of all in flight do not fit, some are computed
 again: least-recently-used eviction under cyclic use loses them sharply (`_reuse`).
@@ -35,7 +37,7 @@ import numpy.typing as npt
 
 from pearl.core.curve import Curve, crossing
 from pearl.core.distribution import Floats
-from pearl.core.drain import SLICES, Drain, drain_of
+from pearl.core.drain import SLICES, Drain, Pace, drain_of
 from pearl.core.makespan import SERVING_ROLES, Candidates, Forecast, Infeasible, Ints, Predictions, Profile
 from pearl.core.progress import Progress
 from pearl.core.state import Role
@@ -70,7 +72,7 @@ class FluidPredictor:
 
     def forecast(self, profile: Profile, progress: Progress) -> Forecast:
         """Of one profile and progress."""
-        drain = drain_of(profile.workload, progress, _turn_cv(profile))
+        drain = drain_of(profile.workload, progress, _pace(profile))
         limits = _Limits(profile)
         network: _Network | None = None
 
@@ -227,15 +229,18 @@ class _Network:
         s, rows = self._stations, self._rows(tp)
         reuse = _reuse(s.capacity[tp, None, None] * workers, held * s.prefix[:, None])
         again = (1 - reuse) * s.prefix[:, None]
+        chunks = s.chunks[:, None] + again / s.chunk_tokens
+        rides = np.maximum(s.rides[:, None], chunks - 1)
         most = s.most[tp, :, None]
         others = _others(np.minimum(population / workers, most))
 
-        def at(place: Ints) -> tuple[Floats, Floats, Floats]:
+        def at(place: Ints) -> tuple[Floats, ...]:
             here = rows + place
-            return s.n.take(place), s.per_s.take(here), s.beside_s.take(here) + again * s.beside_token_s.take(here)
+            prefill_s = s.beside_s.take(here) + again * s.beside_token_s.take(here)
+            return s.n.take(place), s.per_s.take(here), s.bare_s.take(here), prefill_s
 
-        def totals(n: Floats, per_s: Floats, prefill_s: Floats) -> tuple[Floats, Floats]:
-            per_s, waiting = _beside(per_s, prefill_s, others)
+        def totals(n: Floats, per_s: Floats, bare_s: Floats, prefill_s: Floats) -> tuple[Floats, Floats]:
+            per_s, waiting = _beside(per_s, prefill_s, chunks * bare_s, rides * bare_s, others)
             return workers * (n + waiting + per_s * s.apart_s), workers * per_s
 
         return Curve(at=at, totals=totals, most=most)
@@ -246,6 +251,7 @@ class _Network:
         kept = _reuse(s.capacity[tp, None, None] * y, held * s.prefix[:, None])
         appends = rows + (fleets.append * (s.per_s.size))[:, None, None]
         appending = bool((s.appended[fleets.append] > 0).any())
+        chunks, rides = (kept * each[fleets.append][..., None] for each in (s.append_chunks, s.append_rides))
         most = s.most[tp, :, None]
         others, queueing = _others(np.minimum(population / y, most)), _others(population / x)
         work = self._prefill_work(fleets, held, kept)
@@ -255,12 +261,14 @@ class _Network:
         fastest = FULLEST / np.maximum(each_packed, 1e-12)
 
         def at(place: Ints) -> tuple[Floats, ...]:
-            here = s.n.take(place), s.per_s.take(rows + place)
-            return (*here, kept * s.append_s.take(appends + place)) if appending else here
+            here = rows + place
+            alone = s.n.take(place), s.per_s.take(here)
+            return (*alone, s.bare_s.take(here), kept * s.append_s.take(appends + place)) if appending else alone
 
-        def totals(n: Floats, per_s: Floats, prefill_s: Floats | None = None) -> tuple[Floats, Floats]:
-            if prefill_s is not None:
-                per_s, waiting = _beside(per_s, prefill_s, others)
+        def totals(n: Floats, per_s: Floats, *beside_s: Floats) -> tuple[Floats, Floats]:
+            if beside_s:
+                bare_s, prefill_s = beside_s
+                per_s, waiting = _beside(per_s, prefill_s, chunks * bare_s, rides * bare_s, others)
                 n = n + waiting
             per_s = np.minimum(y * per_s, fastest)
             alone = per_s * each_alone
@@ -302,15 +310,19 @@ class _PrefillWork:
     moved_tokens: Floats
 
 
-def _beside(per_s: Floats, prefill_s: Floats, others: Floats) -> tuple[Floats, Floats]:
+def _beside(
+    per_s: Floats, prefill_s: Floats, chunks_s: Floats, rides_s: Floats, others: Floats
+) -> tuple[Floats, Floats]:
     """Turns per second of a worker that prefills beside what it decodes, and trajectories whose prefill is under way or waits.
 
-    A worker's time is all that there is: X (a P + O t / n) <= 1, `others` a; `per_s`: decoding only, n / (O t).
+    A worker's time is all that there is: X (a P + O t / n) <= 1, `others` a; `per_s`: decoding only, n / (O t). Nor are there
+    more chunks than iterations: X (P + c t) <= 1; `chunks_s` c t, `rides_s` what the iterations take that a turn's own chunks
+    ride on.
     """
-    per_s = np.minimum(per_s / (1 + per_s * prefill_s * others), FULLEST / np.maximum(prefill_s, 1e-12))
-    under_way = per_s * prefill_s
-    busy = np.minimum(under_way * others, FULLEST)
-    return per_s, under_way * (1 + busy / (2 * (1 - busy)))
+    each_s = prefill_s + chunks_s
+    per_s = np.minimum(per_s / (1 + per_s * prefill_s * others), FULLEST / np.maximum(each_s, 1e-12))
+    busy = np.minimum(per_s * each_s * others, FULLEST)
+    return per_s, per_s * (prefill_s + rides_s + each_s * busy / (2 * (1 - busy)))
 
 
 def _others(each: Floats) -> Floats:
@@ -372,12 +384,17 @@ class _Limits:
         return why
 
 
-def _turn_cv(profile: Profile) -> float:
-    """Standard deviation over mean of a turn's duration, on a worker of its own."""
+def _pace(profile: Profile) -> Pace:
+    """How turns vary on a worker of its own: whichever of decode and waits varies more, with the variance of both."""
     work, platform = profile.workload, profile.platform
     tp = platform.tps[0]
     context = work.context_tokens(work.turns.mean / 2)
     token_s = platform.by_tp[tp].iterations.seconds(0, 1, context) * platform.scale(tp)
-    parts = [(work.env_s.mean, work.env_s.cv), (work.generated_tokens.mean * token_s, work.generated_tokens.cv)]
-    mean = math.fsum(part for part, _ in parts) + work.turn_overhead_s
-    return math.hypot(*(part * cv for part, cv in parts)) / mean if mean > 0 else 0.0
+    # Nobody waits after the last turn.
+    decode_s, wait_s = work.generated_tokens.mean * token_s, work.env_s.mean * (1 - 1 / work.turns.mean)
+    deviations_s = decode_s * work.generated_tokens.cv, wait_s * work.env_s.cv
+    varies_s = wait_s if deviations_s[1] > deviations_s[0] else decode_s
+    turn_s = decode_s + wait_s + work.turn_overhead_s
+    if not varies_s:
+        return Pace(varying=0.0, cv=0.0)
+    return Pace(varying=varies_s / turn_s, cv=math.hypot(*deviations_s) / varies_s)

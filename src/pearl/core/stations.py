@@ -38,14 +38,25 @@ class Stations:
     per_s: Floats
     """Turns per second of a worker that only decodes, shape `[T, K, G]`. They rise with n: where more sequences would make fewer
     turns, a worker is taken not to run more."""
+    bare_s: Floats
+    """An iteration that only decodes, shape `[T, K, G]`."""
     beside_s: Floats
     """What a turn's new tokens add to the decode iterations that they share, shape `[T, K, G]`."""
     beside_token_s: Floats
     """The same for a token of a full chunk, shape `[T, K, G]`."""
+    chunks: Floats
+    """Chunks that a turn's new tokens fill, shape `[K]`: an iteration has one, of one turn or of several."""
+    rides: Floats
+    """Iterations that compute a turn's new tokens, but for the last one, which draws its first token, shape `[K]`."""
+    chunk_tokens: float
     append_s: Floats
     """What append-prefill adds to decode iterations, per turn, shape `[U, T, K, G]`."""
+    append_chunks: Floats
+    """As `chunks`, shape `[U, K]`."""
+    append_rides: Floats
+    """As `rides`, shape `[U, K]`."""
     long_s: Floats
-    """Prefill that goes to prefill workers always, per turn, each in an iteration of its own, shape `[U, T, K]`."""
+    """Prefill that goes to prefill workers always, per turn, each in iterations of its own, shape `[U, T, K]`."""
     short_s: Floats
     """Prefill that goes there only when a decode worker has lost the prefix, shape `[U, T, K]`."""
     long_tokens: Floats
@@ -83,6 +94,7 @@ def stations_of(workload: WorkloadProfile, platform: Platform, drain: Drain, bou
     times = _Times(platform, drain, context, generated)
     chunk = float(platform.prefill_chunk_tokens)
     beside = times.beside(np.array([prompt, new, chunk, *short]))
+    rides = np.maximum(np.array([prompt, new, *short]) / chunk - 1.0, 0.0)
     alone = times.alone(np.array([prompt, chunk, *long, *short]))
     longs, shorts = alone[2 : 2 + len(long)], alone[2 + len(long) :]
     ends = [platform.by_tp[tp].hand_off for tp in platform.tps]
@@ -91,9 +103,15 @@ def stations_of(workload: WorkloadProfile, platform: Platform, drain: Drain, bou
         n=times.n,
         most=times.running[..., -1],
         per_s=times.per_s,
+        bare_s=times.bare,
         beside_s=first[:, None] * beside[0] + (1 - first)[:, None] * beside[1],
         beside_token_s=beside[2] / chunk,
+        chunks=(first * prompt + (1 - first) * new) / chunk,
+        rides=first * rides[0] + (1 - first) * rides[1],
+        chunk_tokens=chunk,
         append_s=shares[:, None, :, None] * beside[3:],
+        append_chunks=shares * short[:, None] / chunk,
+        append_rides=shares * rides[2:, None],
         long_s=first * alone[0] + (1 - first - shares)[:, None] * longs,
         short_s=shares[:, None] * shorts,
         long_tokens=first * prompt + ((1 - first) - shares) * long[:, None],
@@ -141,8 +159,10 @@ class _Times:
         return np.asarray(added * (tokens / chunks)[:, None, None, None], dtype=np.float64)
 
     def alone(self, tokens: Floats) -> Floats:
-        """Prefill of a turn in an iteration of its own, shape `[tokens, T, K]`."""
-        return np.asarray(self._seconds(self._idle, tokens)[..., 0], dtype=np.float64)
+        """Prefill of a turn in iterations of its own, chunk after chunk, shape `[tokens, T, K]`."""
+        full = np.floor(tokens / self._chunk)
+        taken = self._seconds(self._idle, np.append(tokens - full * self._chunk, self._chunk))[..., 0]
+        return np.asarray(full[:, None, None] * taken[-1] + taken[:-1], dtype=np.float64)
 
     def _seconds(self, tables: Sequence[Beside], tokens: Floats) -> Floats:
         """Shape `[tokens, T, K, ...]`."""

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pearl.core.distribution import Distribution, constant, distribution_of
-from pearl.core.drain import SLICES, Drain, drain_of
+from pearl.core.drain import SLICES, Drain, Pace, drain_of
 from pearl.core.progress import Progress, fresh_batch
 from pearl.core.workload import WorkloadProfile
 
@@ -23,8 +23,12 @@ def work(turns: Distribution) -> WorkloadProfile:
     )
 
 
-def drain(turns: Distribution, progress: Progress, turn_cv: float = 0.0) -> Drain:
-    found = drain_of(work(turns), progress, turn_cv)
+STEADY = Pace(varying=0.0, cv=0.0)
+"""Turns all alike."""
+
+
+def drain(turns: Distribution, progress: Progress, pace: Pace = STEADY) -> Drain:
+    found = drain_of(work(turns), progress, pace)
     assert found is not None
     return found
 
@@ -104,7 +108,7 @@ class TestConstantLengths:
     def test_two_cohorts(self) -> None:
         """6 begin and have 8 turns to go, 2 have done 5 and leave after 2 1/2. Done in the first slice: 0 and 5 1/2."""
         found = drain(constant(8), running({5: 2, 0: 6}))
-        assert found.turns == pytest.approx(8, rel=1e-6)
+        assert found.turns == pytest.approx(8, rel=1e-4)
         assert found.population == pytest.approx(np.where(positions(found) < 2.5, 8.0, 6.0))
         assert found.first_share[0] == pytest.approx(0.75)
         assert found.first_share[1:].tolist() == [0.0] * (SLICES - 1)
@@ -131,18 +135,21 @@ class TestFewLengths:
     def test_who_is_left(self) -> None:
         """Half of 16 leave after 2 turns; the last group wants 10."""
         found = drain(self.HALVES, fresh_batch(1, 16))
-        assert found.turns == pytest.approx(10, rel=1e-6)
+        assert found.turns == pytest.approx(10, rel=1e-4)
         assert found.population == pytest.approx(np.where(positions(found) < 2, 16.0, 8.0))
 
     def test_the_last_one_is_never_less_than_one(self) -> None:
-        """0.6 of four trajectories are long, on average."""
+        """0.6 of four trajectories are long, on average; none is with a chance of 0.85 ** 4."""
         found = drain(Distribution((2.0, 10.0), (0.85, 0.15)), fresh_batch(4, 1))
-        assert found.turns == pytest.approx(10, rel=1e-6)
+        assert found.turns == pytest.approx(2 + 8 * (1 - 0.85**4), rel=0.01)
+        assert found.spread_turns == pytest.approx(8 * math.sqrt(0.85**4 * (1 - 0.85**4)), rel=0.01)
         assert found.population == pytest.approx(np.where(positions(found) < 2, 4.0, 1.0))
 
-    def test_half_a_group_less_is_enough(self) -> None:
-        """Of four, 3 1/2 are expected to have completed after 2 turns."""
-        assert drain(Distribution((2.0, 10.0), (0.875, 0.125)), fresh_batch(4, 1)).turns == pytest.approx(2, rel=1e-6)
+    @pytest.mark.parametrize("weight", [0.0, 0.002, 0.1])
+    def test_a_little_more_weight_is_a_little_later(self, weight: float) -> None:
+        """Of 64, in groups of 8."""
+        turns = [drain(Distribution((5.0, 50.0), (1 - w, w)), fresh_batch(8, 8)).turns for w in (weight, weight + 2e-4)]
+        assert 0 < turns[1] - turns[0] < 1.5 * 45 * 64 * 2e-4
 
     def test_what_is_known_of_who_is_beyond_the_short_length(self) -> None:
         """After 2 turns it is a long one: 10 - 2 - 1/2."""
@@ -151,96 +158,110 @@ class TestFewLengths:
     @pytest.mark.parametrize(
         ("needed", "turns", "spread"),
         [
-            # 4 groups of one, lengths 1, 2, 3, 4 alike: a quarter more after each turn. Wilson's interval around 1/8: (1/8 + 1/8
-            # -+ sqrt(1/8 * 7/8 / 4 + 1/64)) / (5/4) = 0.034 .. 0.366; around 3/8: 0.182 .. 0.618.
-            (1, 1, 0.5),  # 1 .. 2
-            (2, 2, 1),  # 1 .. 3
-            (3, 3, 1),  # 2 .. 4, as 0.382 .. 0.818
-            (4, 4, 0.5),  # 3 .. 4, as 0.634 .. 0.966
+            # 4 groups of one, lengths 1, 2, 3, 4 alike. More than i turns it takes the first with a chance of ((4 - i) / 4) ** 4:
+            # 1, 81, 16, 1 of 256, and the second with 256, 189, 80, 13 of 256. Sums of these, and of (2 i + 1) times them.
+            (1, 354 / 256, math.sqrt(586 / 256 - (354 / 256) ** 2)),
+            (2, 538 / 256, math.sqrt(1314 / 256 - (538 / 256) ** 2)),
+            # And the other way round.
+            (3, 5 - 538 / 256, math.sqrt(1314 / 256 - (538 / 256) ** 2)),
+            (4, 5 - 354 / 256, math.sqrt(586 / 256 - (354 / 256) ** 2)),
         ],
     )
     def test_the_needed_group(self, needed: int, turns: float, spread: float) -> None:
         found = drain(distribution_of([1, 2, 3, 4]), running({0: 4}, groups=4, needed=needed))
-        assert found.turns == pytest.approx(turns, rel=1e-6)
-        assert found.spread_turns == pytest.approx(spread, rel=1e-5)
+        assert found.turns == pytest.approx(turns, rel=0.01)
+        assert found.spread_turns == pytest.approx(spread, rel=0.03)
 
     def test_a_group_waits_for_its_last(self) -> None:
-        """Two of a group have both ended after k of 4 turns with (k / 4) ** 2: half of the groups after 3 of them, 9 / 16."""
+        """Two of a group have both ended after k of 4 turns with a chance of (k / 4) ** 2."""
         lengths = distribution_of([1, 2, 3, 4])
-        assert drain(lengths, running({0: 2})).turns == pytest.approx(3, rel=1e-6)
-        assert drain(lengths, running({0: 1})).turns == pytest.approx(2, rel=1e-6)
+        assert drain(lengths, running({0: 2})).turns == pytest.approx(4 - (1 + 4 + 9) / 16, rel=0.01)
+        assert drain(lengths, running({0: 1})).turns == pytest.approx(2.5, rel=0.01)
 
     @pytest.mark.parametrize("lengths", range(3, 40, 4))
     def test_groups_of_a_broken_number(self, lengths: int) -> None:
         """Shares whose sum is not 1 to the last digit stay shares: the close lies between the ends."""
         turns = distribution_of(range(1, lengths + 1), [1 / n for n in range(1, lengths + 1)])
         for cohorts in ({0: 7}, {0: 7, 1: 5}, {0: 3, 1: 4, 2: 9}):
-            found = drain(turns, running(cohorts, groups=3), 0.05)
+            found = drain(turns, running(cohorts, groups=3), Pace(varying=1.0, cv=0.05))
             assert lengths / 2 < found.turns < lengths * 1.2
 
-    @pytest.mark.parametrize(
-        ("weights", "spread"),
-        [((0.15, 0.70, 0.15), 4), ((0.15, 0.71, 0.14), 2), ((0.14, 0.71, 0.15), 2), ((0.14, 0.72, 0.14), 0)],
-    )
-    def test_spread_of_one(self, weights: tuple[float, ...], spread: float) -> None:
-        """Half of the way from where 0.146 = (1 - sqrt(1/2)) / 2 of the lengths have ended to where 0.854 have."""
+    @pytest.mark.parametrize("weights", [(0.15, 0.70, 0.15), (0.4, 0.5, 0.1), (0.0, 1.0, 0.0)])
+    def test_spread_of_one(self, weights: tuple[float, float, float]) -> None:
+        """Lengths 1, 5, 9."""
         found = drain(Distribution((1.0, 5.0, 9.0), weights), running({0: 1}))
-        assert found.turns == pytest.approx(5, rel=1e-6)
-        assert found.spread_turns == pytest.approx(spread, abs=1e-5)
+        mean = weights[0] + 5 * weights[1] + 9 * weights[2]
+        square = weights[0] + 25 * weights[1] + 81 * weights[2]
+        assert found.turns == pytest.approx(mean, rel=0.02)
+        assert found.spread_turns == pytest.approx(math.sqrt(square - mean**2), rel=0.02, abs=1e-5)
 
 
 class TestTurnsOfDifferentDuration:
-    def test_one_trajectory(self) -> None:
-        """Normal with mean 9 and deviation 0.2 * sqrt(9): its median; 0.854 of it is 1.0518 deviations beyond."""
-        found = drain(constant(9), running({0: 1}), 0.2)
-        assert found.turns == pytest.approx(9, rel=1e-6)
-        assert found.spread_turns == pytest.approx(0.6 * 1.0518, rel=1e-4)
+    @pytest.mark.parametrize("varying", [1.0, 0.5])
+    def test_one_trajectory(self, varying: float) -> None:
+        """Mean 9 turns, deviation 0.2 * sqrt(9) of what varies."""
+        found = drain(constant(9), running({0: 1}), Pace(varying=varying, cv=0.2))
+        assert found.turns == pytest.approx(9, rel=1e-3)
+        assert found.spread_turns == pytest.approx(0.6 * varying, rel=0.01)
 
-    def test_the_last_of_many(self) -> None:
-        """One group of 64: F ** 64 = 1/2, F = 0.98923, 2.298 deviations of 0.5 * 2."""
-        found = drain(constant(4), running({0: 64}), 0.5)
-        assert found.turns == pytest.approx(4 + 2.2980, rel=1e-3)
+    def test_nobody_ends_before_what_does_not_vary(self) -> None:
+        """Of 4 turns 3 pass at least; after these waits differ much: all are in flight until then, and some long after 4."""
+        found = drain(constant(4), running({0: 64}), Pace(varying=0.25, cv=3.0))
+        at = positions(found)
+        assert found.population[at < 3] == pytest.approx(np.full(int((at < 3).sum()), 64.0))
+        assert found.population[at > 4].max() < 32
+        assert found.turns > 8
+
+    @pytest.mark.parametrize(("left", "cv"), [(4, 0.5), (16, 0.25), (16, 2.0), (4, 2.0)])
+    def test_the_last_of_many(self, left: int, cv: float) -> None:
+        """One group of 64 with waits drawn from the gamma distribution."""
+        found = drain(constant(left), running({0: 64}), Pace(varying=1.0, cv=cv))
+        shape = left / cv**2
+        last = np.random.default_rng(3).gamma(shape, cv**2, (20_000, 64)).max(axis=1)
+        assert found.turns == pytest.approx(float(last.mean()), rel=0.02)
+        assert found.spread_turns == pytest.approx(float(last.std()), rel=0.1)
 
     def test_how_far_the_latest_may_be(self) -> None:
-        """Of 1000 groups of 100 the last: F ** 100 = 0.9995, F = 1 - 5e-6, 4.417 deviations of 0.25 * 4 beyond 16.
+        """1000 groups of 100, of 16 turns each: sums of gamma-distributed turns have a shape of 16 / 0.25 ** 2."""
+        found = drain(constant(16), running({0: 100_000}, groups=1000), Pace(varying=1.0, cv=0.25))
+        last = np.random.default_rng(5).gamma(256, 1 / 16, (200, 100_000)).max(axis=1)
+        assert found.turns == pytest.approx(float(last.mean()), rel=5e-3)
+        assert found.spread_turns == pytest.approx(float(last.std()), rel=0.15)
 
-        The interval around 0.9995 is 0.998136 .. 0.999866: 4.124 .. 4.694 deviations."""
-        found = drain(constant(16), running({0: 100_000}, groups=1000), 0.25)
-        assert found.turns == pytest.approx(16 + 4.417, rel=1e-4)
-        assert found.spread_turns == pytest.approx((4.694 - 4.124) / 2, rel=1e-2)
 
-
+SOME, MUCH = Pace(varying=0.8, cv=0.5), Pace(varying=0.6, cv=3.0)
 CASES = {
-    "one batch": (fresh_batch(4, 16), 0.4),
-    "two batches": (fresh_batch(4, 16, batches=2), 0.4),
-    "groups of one": (fresh_batch(48, 1), 0.4),
-    "one group": (fresh_batch(1, 32), 0.4),
-    "partly done": (running({0: 30, 5: 60, 20: 38}, groups=8, needed=3), 0.4),
-    "older than any": (running({10: 20, 130: 12}, groups=2), 0.4),
-    "steady turns": (fresh_batch(4, 16, batches=2), 0.0),
-    "many cohorts": (running(dict.fromkeys(range(0, 60, 2), 3), groups=9, needed=4), 0.4),
+    "one batch": (fresh_batch(4, 16), SOME),
+    "two batches": (fresh_batch(4, 16, batches=2), SOME),
+    "heavy tails": (fresh_batch(4, 16), MUCH),
+    "two batches, heavy tails": (fresh_batch(4, 16, batches=2), MUCH),
+    "groups of one": (fresh_batch(48, 1), SOME),
+    "one group": (fresh_batch(1, 32), SOME),
+    "partly done": (running({0: 30, 5: 60, 20: 38}, groups=8, needed=3), SOME),
+    "older than any": (running({10: 20, 130: 12}, groups=2), SOME),
+    "steady turns": (fresh_batch(4, 16, batches=2), STEADY),
+    "many cohorts": (running(dict.fromkeys(range(0, 60, 2), 3), groups=9, needed=4), SOME),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("lengths", [LONG, distribution_of(range(1, 31))])
 def test_like_trajectories_drawn_at_random(name: str, lengths: Distribution) -> None:
-    """The close within 5 % of the median of draws, and its spread of their middle two thirds; the population within 6 %."""
-    progress, turn_cv = CASES[name]
-    found = drain(lengths, progress, turn_cv)
-    left = drawn(lengths, progress, turn_cv, draws=1500)
+    """The close within 4 % of the mean of draws, and its spread of theirs; the population within 6 %."""
+    progress, pace = CASES[name]
+    found = drain(lengths, progress, pace)
+    left = drawn(lengths, progress, pace, draws=1500)
     groups = np.array_split(left, progress.live_groups, axis=1)
     completed = np.sort(np.stack([group.max(axis=1) for group in groups], axis=1), axis=1)
     closes = completed[:, progress.needed_groups - 1]
-    early, median, late = np.percentile(closes, [15.87, 50, 84.13]).tolist()
-    assert found.turns == pytest.approx(median, rel=0.05)
+    assert found.turns == pytest.approx(float(closes.mean()), rel=0.04)
     # Of a mixture of cohorts as many are drawn as there are, which spreads less than the draws of single ones.
-    assert found.spread_turns == pytest.approx((late - early) / 2, rel=0.25, abs=1.5 if name == "many cohorts" else 0.5)
+    assert found.spread_turns == pytest.approx(float(closes.std()), rel=0.2, abs=5 if name == "many cohorts" else 0.5)
     in_flight = (left[:, :, None] > positions(found)).sum(axis=1).mean(axis=0)
     assert found.population == pytest.approx(np.maximum(in_flight, 1.0), rel=0.06, abs=0.02 * left.shape[1])
 
 
-def drawn(lengths: Distribution, progress: Progress, turn_cv: float, draws: int) -> np.ndarray:
+def drawn(lengths: Distribution, progress: Progress, pace: Pace, draws: int) -> np.ndarray:
     """Turns left of each trajectory, shape `[draws, trajectories]`, in random order."""
     rng = np.random.default_rng(7)
     values, weights = np.array(lengths.values), np.array(lengths.weights)
@@ -253,13 +274,16 @@ def drawn(lengths: Distribution, progress: Progress, turn_cv: float, draws: int)
             turns = np.maximum(turns, 0.5)
         else:
             turns = np.full((draws, count), 0.5)
-        columns.append(turns + rng.normal(size=turns.shape) * turn_cv * np.sqrt(turns))
+        if pace.cv:
+            # Sums of as many draws, one for each turn, of shape 1 / cv ** 2.
+            turns = turns * (1 - pace.varying) + pace.varying * rng.gamma(turns / pace.cv**2, pace.cv**2)
+        columns.append(turns)
     return rng.permuted(np.concatenate(columns, axis=1), axis=1)
 
 
 def test_a_closed_batch_does_not_drain() -> None:
     closed = Progress(batch_trajectories=4, unfinished=0, live_groups=2, needed_groups=0, running={3: 4})
-    assert drain_of(work(constant(8)), closed, 0.5) is None
+    assert drain_of(work(constant(8)), closed, SOME) is None
 
 
 def test_slices_integrate_smooth_paces_exactly() -> None:
@@ -271,8 +295,8 @@ def test_slices_integrate_smooth_paces_exactly() -> None:
 
 
 def test_order_of_cohorts_does_not_matter() -> None:
-    one = drain(LONG, running({0: 3, 4: 2, 9: 7}), 0.3)
-    other = drain(LONG, running({9: 7, 0: 3, 4: 2}), 0.3)
+    one = drain(LONG, running({0: 3, 4: 2, 9: 7}), SOME)
+    other = drain(LONG, running({9: 7, 0: 3, 4: 2}), SOME)
     assert one.turns == other.turns
     assert one.population.tolist() == other.population.tolist()
     assert math.isfinite(one.turns)

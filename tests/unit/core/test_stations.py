@@ -120,17 +120,34 @@ def test_prefill_beside_decoding() -> None:
 
 
 def test_prefill_alone() -> None:
-    """Another 10 ms. Bound 32: half of the replies, of 20 tokens, are short; the long ones have 80."""
+    """10 ms more for each chunk of 64. Bound 32: half of the replies, of 20 tokens, are short; the long ones have 80."""
     found = stations()
     places = [FIRST, LATER, MIXED]
     assert found.appended == pytest.approx([0, 0.5, 1])
     assert found.long_s[:, 0][:, places] == pytest.approx(
-        np.array([[0.11, 0.06, 0.085], [0.11, 0.045, 0.0775], [0.11, 0, 0.055]])
+        np.array([[0.12, 0.06, 0.09], [0.12, 0.05, 0.085], [0.12, 0, 0.06]])
     )
     assert found.short_s[:, 0][:, places] == pytest.approx(np.array([[0, 0, 0], [0, 0.015, 0.0075], [0, 0.06, 0.03]]))
     assert found.long_tokens[:, places] == pytest.approx(np.array([[100, 50, 75], [100, 40, 70], [100, 0, 50]]))
     assert found.short_tokens[:, places] == pytest.approx(np.array([[0, 0, 0], [0, 10, 5], [0, 50, 25]]))
     assert found.prefill_token_s[0] == pytest.approx(np.full(SLICES, 0.074 / 64))
+
+
+def test_iterations_that_chunks_ride_on() -> None:
+    """Of 64: a prompt of 100 rides on 100 / 64, the last of which draws its first token; a reply of 50 on no other.
+
+    Bound 32: half of the replies, of 20; the bound of all: of 50 on average.
+    """
+    found = stations()
+    places = [FIRST, LATER, MIXED]
+    assert found.chunk_tokens == 64
+    assert found.bare_s[0, FIRST, len(SPARSE)] == pytest.approx(0.012)
+    assert found.chunks[places] * 64 == pytest.approx([100, 50, 75])
+    assert found.rides[places] * 64 == pytest.approx([36, 0, 18])
+    assert found.append_chunks[:, places] * 64 == pytest.approx(np.array([[0, 0, 0], [0, 10, 5], [0, 50, 25]]))
+    assert found.append_rides[:, places] == pytest.approx(np.zeros((3, 3)))
+    short = stations(platform=replace(PLATFORM, prefill_chunk_tokens=10))
+    assert short.append_rides[:, places] == pytest.approx(np.array([[0, 0, 0], [0, 0.5, 0.25], [0, 4, 2]]))
 
 
 def test_append_prefill() -> None:
@@ -223,7 +240,7 @@ def test_each_tensor_parallelism_has_its_own() -> None:
     assert found.beside_s[:, FIRST, place] == pytest.approx([0.1, 0.6])
     assert found.beside_token_s[:, FIRST, place] == pytest.approx([0.001, 0.006])
     assert found.append_s[ALL, :, LATER, place] == pytest.approx([0.05, 0.3])
-    assert found.long_s[NONE, :, FIRST] == pytest.approx([0.11, 3 * 0.21])
+    assert found.long_s[NONE, :, FIRST] == pytest.approx([0.12, 3 * 0.22])
     assert found.short_s[ALL, :, LATER] == pytest.approx([0.06, 3 * 0.11])
     assert found.prefill_token_s[:, FIRST] == pytest.approx([0.074 / 64, 3 * 0.138 / 64])
     assert found.most[:, LATER] == pytest.approx([500 / 230, 900 / 230])
