@@ -2,7 +2,8 @@
 
 Law: what is left to choose on a budget is mode, tensor parallelism per role, ratio, and append-prefill (`core.lines`). The time
 along a line falls and then rises, so lines are searched coarse to fine: some places of each, the fewer the more lines there are,
-and then, on the best lines, up to `POINTS` per round between the neighbours of the best place so far.
+and then, on the best lines, up to `POINTS` per round between the neighbours of the best place so far; where hybrids are best,
+then beside more numbers of colocated workers in the same way.
 
 Ties go to the shape that changes least from the one that serves.
 """
@@ -10,7 +11,7 @@ Ties go to the shape that changes least from the one that serves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,6 +81,11 @@ def search(forecast: Forecast, lines: Sequence[Line], space: Space, incumbent: T
     else:
         found.add(forecast, lines, _first_places(lines))
         found.refine(forecast, lines)
+        while between := _between(lines, lines[found.line[found.ranked[0]]]):
+            lines = [*lines, *between]
+            places = _first_places(between)
+            found.add(forecast, lines, [NOWHERE] * (len(lines) - len(between)) + places)
+            found.refine(forecast, lines)
     options = found.best_of_lines(lines)
     return Choice(
         best=_least_change(found.near(lines), incumbent), considered=tuple(options), evaluated=found.evaluated
@@ -97,6 +103,22 @@ def _first_places(lines: Sequence[Line]) -> list[Ints]:
     """Places of each line that are looked at in the first round: the fewer of each, the more lines there are."""
     points = min(POINTS, max(FEWEST, FEW // len(lines))) if lines else POINTS
     return [spread(0, line.length - 1, points) for line in lines]
+
+
+def _between(lines: Sequence[Line], best: Line) -> list[Line]:
+    """Hybrids like the best line's, with numbers of colocated workers between its own and the next ones that were looked at."""
+    *pair, colocated = best.first
+    if not (colocated and best.decode_workers):
+        return []
+    known = sorted(line.first[2] for line in lines if line.like(best))
+    at = known.index(colocated)
+    low, high = known[max(at - 1, 0)], known[min(at + 1, len(known) - 1)]
+    workers = sum(pair)
+    return [
+        replace(best, first=(1, workers + colocated - number - 1, number), length=workers + colocated - number - 1)
+        for number in spread(low, high).tolist()
+        if number not in known
+    ]
 
 
 class _Found:

@@ -60,6 +60,10 @@ class Line:
         tps = (self.prefill_tp, self.decode_tp, self.colocated_tp)
         return (*self.first, *self.step, *tps, self.append_tokens, self.second, self.second_tp)
 
+    def like(self, other: Line) -> bool:
+        """Whether hybrids on both differ in nothing but how many workers do what."""
+        return replace(self, first=other.first, length=other.length) == other and bool(self.first[2] and self.first[1])
+
     @property
     def decode_workers(self) -> int:
         """At place 0; none at any place where there is none there."""

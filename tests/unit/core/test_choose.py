@@ -12,6 +12,7 @@ from pearl.core.lines import POINTS, Line, Space, lines_of, spread
 from pearl.core.makespan import SERVING_ROLES, Candidates, Infeasible, Predictions, Profile, Target, candidates_of
 from pearl.core.progress import fresh_batch
 from pearl.core.shape import Shape, parse_shape
+from pearl.core.state import Role
 from pearl.core.workload import WorkloadProfile
 from tests.fleets import Formula, Told, platform, situation
 
@@ -364,6 +365,31 @@ def test_the_best_ratio_is_found_between_an_end_and_what_is_next_to_it(best_plac
     formula = Formula(lambda each: 100.0 + abs(each.shape.pools[0].workers - best_place))
     choice = choose(formula.forecast(*known()), platform(1), budget({1: 1000}), PAIRS)
     assert best(choice) == f"{best_place}P{1000 - best_place}D"
+
+
+@pytest.mark.parametrize("colocated", [1, 3, 5, 16, 24, 36, 38])
+def test_the_best_hybrid_is_found_beside_any_number_of_colocated_workers(colocated: int) -> None:
+    # Of 40 workers; the first round looks at 14 numbers of them, of which 3, 5, 16 and 36 are none.
+    def seconds(each: Target) -> float:
+        counts = {pool.role: pool.workers for pool in each.shape.pools}
+        return (
+            100.0
+            + abs(counts[Role.COLOCATED] - colocated)
+            + abs(counts[Role.PREFILL] - 1) / 100
+            - each.append_tokens / 10
+        )
+
+    hybrid = Space(colocated=False, disaggregated=False, hybrid=True, append_tokens=(0, 8))
+    choice = choose(Formula(seconds).forecast(*known()), platform(1), budget({1: 40}), hybrid)
+    assert best(choice) == f"1P{39 - colocated}D{colocated}C append<=8"
+    assert choice.evaluated < 400
+
+
+def test_where_pairs_are_best_hybrids_are_not_looked_at_again() -> None:
+    space = Space(colocated=False, hybrid=True)
+    rounds = Rounds(lambda each: 50.0 - (len(each.shape.pools) == 2))
+    search(rounds, lines_of(platform(1), budget({1: 16}), space, 0), space, None)
+    assert len(rounds.asked) == 1
 
 
 def test_lines_of_which_all_is_known_keep_no_other_from_being_looked_at_more_closely() -> None:
