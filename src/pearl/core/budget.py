@@ -50,9 +50,16 @@ class Budgets:
         self._retained = [worker for worker in rollout if spare.issuperset(worker.gpus)]
         self._seated = [w for w in rollout if w.activity is Activity.ACTIVE and dedicated.issuperset(w.gpus)]
         self._nodes = tuple(by_node(state, gone).values())
+        self._known: dict[frozenset[GpuId], Budget] = {}
 
     def without(self, avoid: frozenset[GpuId] = frozenset()) -> Budget:
-        """The budget without GPUs that leave, or that a policy does not use."""
+        """The budget without GPUs that leave, or that a policy does not use; a decision asks for the same ones again."""
+        known = self._known.get(avoid)
+        if known is None:
+            known = self._known[avoid] = self._without(avoid)
+        return known
+
+    def _without(self, avoid: frozenset[GpuId]) -> Budget:
         usable = self._usable - avoid
         retained = [worker for worker in self._retained if avoid.isdisjoint(worker.gpus)]
         counts = Counter(len(worker.gpus) for worker in retained)
