@@ -60,11 +60,6 @@ class Line:
         tps = (self.prefill_tp, self.decode_tp, self.colocated_tp)
         return (*self.first, *self.step, *tps, self.append_tokens, self.second, self.second_tp)
 
-    @property
-    def decode_workers(self) -> int:
-        """At place 0; none at any place where there is none there."""
-        return self.first[1]
-
     def target(self, place: int) -> Target:
         """The shape at a place."""
         counts = [first + place * step for first, step in zip(self.first, self.step, strict=True)]
