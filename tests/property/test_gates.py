@@ -201,10 +201,46 @@ def test_while_one_kind_is_seen_the_estimate_goes_to_the_prior(
     assert abs(toggle_s(after, 1) - prior_s) <= share * abs(learned_s - prior_s) + 1e-9 * prior_s
 
 
-@given(kinds=st.lists(st.booleans(), max_size=80), overhead_s=st.floats(1e-3, 1e5), cost_s=SECONDS, prior_s=SECONDS)
-def test_means_are_unbiased_in_whatever_order_kinds_come(
-    kinds: list[bool], overhead_s: float, cost_s: float, prior_s: float
+ODD = st.floats(0, 1e300)
+LEFT = st.integers(0, 400)
+
+
+def share_after(steps: int) -> float:
+    """What one step with borrowing counts as after so many without: 2^(-steps / 30) of one, beside a prior of two."""
+    left = 2 ** (-steps / 30)
+    return left / (left + 2) * (1 + 1e-9)
+
+
+@given(prior_s=st.floats(1e-3, 1e5), rest=st.floats(0, 4), before=st.integers(0, 50), odd_s=ODD, steps=LEFT)
+def test_whatever_one_step_with_borrowing_took_the_estimate_goes_back_to_the_prior(
+    prior_s: float, rest: float, before: int, odd_s: float, steps: int
 ) -> None:
+    # Steps without it take up to four priors: known exactly. So the odd one counts as 4 (r + prior) at most.
+    rest_s = rest * prior_s
+    estimate = toggled(prior_s, [(False, rest_s)] * before + [(True, odd_s)] + [(False, rest_s)] * steps)
+    assert abs(toggle_s(estimate, 1) - prior_s) <= share_after(steps) * 3 * (prior_s + rest_s) + 1e-9 * prior_s
+
+
+@given(prior_s=st.floats(1e-3, 1e5), rest=st.floats(0, 4), first=st.booleans(), odd_s=ODD, too_s=ODD, steps=LEFT)
+def test_so_it_does_where_the_first_steps_of_both_kinds_were_odd(
+    prior_s: float, rest: float, first: bool, odd_s: float, too_s: float, steps: int
+) -> None:
+    # The first counts as 4 priors at most, the other as 4 (4 + 1).
+    estimate = toggled(prior_s, [(first, odd_s), (not first, too_s)] + [(False, rest * prior_s)] * steps)
+    distance = abs(toggle_s(estimate, 1) - prior_s) / prior_s
+    assert distance <= share_after(steps) * 19 + 1e-9
+    if steps >= 100:
+        assert distance < 1  # at most twice what it was thought to cost
+
+
+@given(
+    kinds=st.lists(st.booleans(), max_size=80), overhead_s=st.floats(1e-3, 1e5), cost_s=SECONDS, times=st.floats(1, 9)
+)
+def test_means_are_unbiased_in_whatever_order_kinds_come(
+    kinds: list[bool], overhead_s: float, cost_s: float, times: float
+) -> None:
+    # Of a prior not below a quarter of what is seen; a lower one bounds the first step.
+    prior_s = times * (overhead_s + cost_s) / 4
     estimate = toggled(prior_s, [(kind, overhead_s + cost_s if kind else overhead_s) for kind in kinds])
     if estimate.borrowing.observations:
         assert math.isclose(estimate.borrowing.mean_s, overhead_s + cost_s, rel_tol=1e-9)

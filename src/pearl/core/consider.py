@@ -13,6 +13,7 @@ from pearl.core.gate import (
     BorrowOption,
     BorrowVerdict,
     ChangeKind,
+    GateReason,
     Verdict,
     borrow,
     change_kind,
@@ -39,7 +40,7 @@ class Settled:
     option: Option | None
     gates: tuple[Gated, ...]
     considered: tuple[Option, ...] = ()
-    """With borrowed workers: one shape for each number of them that was looked at."""
+    """What gates were asked about; with borrowed workers: one shape for each number of them that was looked at."""
 
 
 def options_for(
@@ -65,7 +66,8 @@ def settle(policy: Policy, choice: Choice, current: Option | None, costs: Transi
     """The current shape, or one that wins enough over it.
 
     First the best shape near the current one (its mode and tensor parallelism) has to win, then the best of all over that:
-    a large change is not excused by what a small one gains. A shape that the policy wants always need not win anything.
+    a large change is not excused by what a small one gains. A shape that the policy wants always need not win anything. Of what
+    is no better than what there is, but for a tie, no gate is asked.
     """
     candidates = [option for option in (choice.best, *choice.considered) if option and math.isfinite(option.close_s)]
     if not candidates:
@@ -73,22 +75,36 @@ def settle(policy: Policy, choice: Choice, current: Option | None, costs: Transi
     best = _first(candidates)
     near = None if current is None else _near(current, best, candidates)
     gates: list[Gated] = []
+    asked: list[Option] = []
     accepted = current
     for option in (best,) if near in (None, best) else (near, best):
-        if accepted is not None and option.target == accepted.target:
+        if not _worth_asking(policy, accepted, option):
             continue
+        asked.append(option)
         verdict = hysteresis(
             ChangeKind.SIZE if accepted is None else _kind(accepted, option),
             old_s=math.inf if accepted is None else accepted.close_s,
             new_s=option.close_s,
             cost_s=move_cost_s(accepted, option, costs),
             thresholds=policy.thresholds,
-            forced=policy.shape is not None and _pools(option.target.shape) == _pools(policy.shape),
+            forced=_wanted(policy, option),
         )
         gates.append(Gated(gate="hysteresis", about=str(option.target), verdict=verdict))
         if verdict.passed:
             accepted = option
-    return Settled(option=accepted, gates=tuple(gates))
+    return Settled(option=accepted, gates=tuple(gates), considered=tuple(asked))
+
+
+def _worth_asking(policy: Policy, accepted: Option | None, option: Option) -> bool:
+    """Whether a shape is another one and faster, or the one that the policy wants."""
+    if accepted is None:
+        return True
+    faster = option.close_s * (1 + TIE) < accepted.close_s
+    return option.target != accepted.target and (faster or _wanted(policy, option))
+
+
+def _wanted(policy: Policy, option: Option) -> bool:
+    return policy.shape is not None and _pools(option.target.shape) == _pools(policy.shape)
 
 
 def _near(current: Option, best: Option, candidates: Sequence[Option]) -> Option | None:
@@ -150,20 +166,25 @@ def borrow_more(lending: Lending, dedicated: Option | None) -> Settled:
         return Settled(option=dedicated, gates=())
     full = _settled_with(lending, dedicated, most)
     if full.option is None or full.option.borrowed == lending.borrowed:
-        return Settled(option=dedicated, gates=full.gates)
+        return Settled(option=dedicated, gates=full.gates, considered=full.considered)
     due = _due(lending, full.option)
     if due.passed:
         # Not fewer either, though they would be due a little later: all may just have come back.
-        return Settled(option=dedicated, gates=(Gated(gate="return", about=f"{most} workers", verdict=due),))
+        gate = _due_at_once(dedicated, full.option, due)
+        return Settled(option=dedicated, gates=(gate,), considered=(full.option,))
     if policy.borrow in (Borrow.ALWAYS, Borrow.SEEDING):
         return Settled(option=full.option, gates=(), considered=(full.option,))
-    some = _with_some(lending, dedicated, full.option)
-    options = [*(option for option in some if not _due(lending, option).passed), full.option]
+    some = [(option, _due(lending, option)) for option in _with_some(lending, dedicated, full.option)]
+    options = [*(option for option, due in some if not due.passed), full.option]
     verdict = _gate(lending, dedicated, options)
-    gate = Gated(gate="borrow", about=f"up to {most} workers", verdict=verdict)
+    gates = [Gated(gate="borrow", about=f"up to {most} workers", verdict=verdict)]
+    late = min((each for each in some if each[1].passed), key=lambda each: each[0].close_s, default=None)
+    if late is not None:
+        gates.append(_due_at_once(dedicated, *late))
     chosen = [option for option in options if verdict.passed and option.borrowed == lending.borrowed + verdict.workers]
     option = _best_with(lending, dedicated, chosen[0]) if chosen else dedicated
-    return Settled(option=option, gates=(gate,), considered=tuple(options))
+    considered = (*(option for option, _ in some), full.option)
+    return Settled(option=option, gates=tuple(gates), considered=considered)
 
 
 def _settled_with(lending: Lending, dedicated: Option | None, borrowed: int) -> Settled:
@@ -235,6 +256,16 @@ def _due(lending: Lending, option: Option) -> Verdict:
         return_s=lending.platform.costs.return_s,
         z=lending.policy.return_z,
     )
+
+
+def _due_at_once(dedicated: Option | None, option: Option, due: Verdict) -> Gated:
+    """That something is not borrowed for it."""
+    dedicated_s = math.inf if dedicated is None else dedicated.close_s
+    told = {"close_s": "nearer_s"}  # beside what is predicted, that which the gate of return was asked about
+    found = tuple((told.get(name, name), value) for name, value in due.numbers)
+    numbers = (("dedicated_s", dedicated_s), ("borrowed_s", option.close_s), *found)
+    verdict = Verdict(passed=False, reason=GateReason.DUE_AT_ONCE, numbers=numbers)
+    return Gated(gate="borrow", about=str(option.target), verdict=verdict)
 
 
 def _like(target: Target, overlap_tp: int) -> Space:

@@ -32,7 +32,7 @@ from pearl.records.ids import GpuId
 
 HORIZON_S = 4 * 3600.0
 """How far ahead the use of a lease is counted: the workload is known no further."""
-TIMES = (("old_s", "new_s"), ("dedicated_s", "borrowed_s"))
+TIMES = (("old_s", "new_s"), ("dedicated_s", "borrowed_s"), ("dedicated_s", "fastest_s"))
 """What gates call the seconds until the batch closes without and with what they weigh."""
 FALLBACKS = 5
 """Other shapes that are tried where there is no way to the chosen one and something has to change."""
@@ -51,7 +51,7 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
     budget, choice, settled = _dedicated(scene, budget, expected_s)
     waits, evaluated = _left_out(scene, budget, short, settled.option)
     gates = [*scene.gates, *waits, *settled.gates]
-    chosen, considered = settled.option, choice.considered
+    chosen, considered = settled.option, (*choice.considered, *settled.considered)
     if scene.lending:
         lending = Lending(
             policy=policy,
@@ -66,7 +66,8 @@ def decide(policy: Policy, state: FleetState, situation: Situation, moment: Mome
         gates += more.gates
         chosen, considered = more.option, (*considered, *more.considered)
     evaluated += choice.evaluated + 1
-    found = replace(scene, gates=tuple(gates), considered=considered, evaluated=evaluated)
+    once = {(option.target, option.borrowed): option for option in considered}
+    found = replace(scene, gates=tuple(gates), considered=tuple(once.values()), evaluated=evaluated)
     return _planned(found, budget, chosen)
 
 
@@ -132,13 +133,14 @@ def _dedicated(scene: Scene, budget: Budget, expected_s: Mapping[GpuId, float]) 
         return budget, *_settled(scene, budget, scene.current)
     taken = _using(scene, budget, budget.usable - left_s.keys())
     choice, settled = _settled(scene, taken, scene.current)
-    stays, gates, evaluated = settled.option or scene.current, settled.gates, choice.evaluated
+    stays, evaluated = settled.option or scene.current, choice.evaluated
+    gates, asked = settled.gates, settled.considered
     some_s = left_s
     while some_s:
         wide = _using(scene, budget, budget.usable - (left_s.keys() - some_s.keys()))
         more, larger = _settled(scene, wide, stays)
         evaluated += more.evaluated
-        gates += larger.gates
+        gates, asked = gates + larger.gates, asked + larger.considered
         if larger.option is None or larger.option.target.shape.gpus <= stays.target.shape.gpus:
             break
         gates += (_expansion(scene, stays, larger.option, min(some_s.values())),)
@@ -148,7 +150,7 @@ def _dedicated(scene: Scene, budget: Budget, expected_s: Mapping[GpuId, float]) 
         else:
             shorter_s = sorted(some_s.values())[(len(some_s) - 1) // 2]
             some_s = {gpu: use_s for gpu, use_s in some_s.items() if use_s > shorter_s}
-    return taken, replace(choice, evaluated=evaluated), replace(settled, gates=gates)
+    return taken, replace(choice, evaluated=evaluated), replace(settled, gates=gates, considered=asked)
 
 
 def _using(scene: Scene, budget: Budget, usable: Set[GpuId]) -> Budget:

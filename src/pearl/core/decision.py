@@ -111,7 +111,8 @@ class Decision:
     gates: tuple[Gated, ...] = ()
     """In the order in which they were asked."""
     considered: tuple[Option, ...] = ()
-    """The best of each kind of shape with the borrowed workers that there are, fastest first; then one for each other number."""
+    """The best of each kind of shape with the borrowed workers that there are, fastest first; then one for each other number,
+    and what else gates were asked about."""
     evaluated: int = 0
     """Shapes predicted to find those, the current one included."""
     look_again_s: float | None = None

@@ -66,6 +66,8 @@ class GateReason(enum.Enum):
     LEASE_TOO_SHORT = "lease_too_short"
     """The GPUs are expected to be gone before they serve."""
     GAIN_TOO_SMALL = "gain_too_small"
+    DUE_AT_ONCE = "due_at_once"
+    """What would be borrowed would have to go back at once."""
     NOT_YET = "not_yet"
     BAD_NUMBER = "bad_number"
     BAD_OPTIONS = "bad_options"
@@ -207,7 +209,7 @@ def borrow(options: Sequence[BorrowOption]) -> BorrowVerdict:
     """How many workers to borrow: those with the least time to the end, borrowing included; the fewest on a tie.
 
     The options begin with no worker, and their workers rise. The gain is that over not borrowing; it passes when that is
-    more than what it costs.
+    more than what it costs. Where another number than the best is the fastest, and too dear, the numbers tell it too.
     """
     workers = [option.workers for option in options]
     if not workers or workers[0] != 0 or any(b <= a for a, b in pairwise(workers)):
@@ -223,6 +225,9 @@ def borrow(options: Sequence[BorrowOption]) -> BorrowVerdict:
         return BorrowVerdict(passed=False, reason=GateReason.TARGET_INFEASIBLE, numbers=numbers)
     gain_s = without.close_s - best.close_s
     numbers = (*numbers, ("borrowed_s", best.close_s), ("gain_s", gain_s), ("toggle_s", best.toggle_s))
+    fastest = min(others, key=lambda option: option.close_s)
+    if fastest.close_s < best.close_s:
+        numbers = (*numbers, ("fastest_s", fastest.close_s), ("fastest_toggle_s", fastest.toggle_s))
     if best.close_s + best.toggle_s >= without.close_s:
         return BorrowVerdict(passed=False, reason=GateReason.BELOW_COST, numbers=numbers)
     reason = GateReason.CURRENT_INFEASIBLE if math.isinf(gain_s) else GateReason.GAIN

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from pearl.core.actions import ActionGroup, perform
-from pearl.core.arrange import MOST_NODES, MOST_S, Arrangement, Unseated, arrange
+from pearl.core.arrange import MOST_NODES, Arrangement, Unseated, arrange
 from pearl.core.makespan import SERVING_ROLES
 from pearl.core.platform import TransitionCosts
 from pearl.core.schedule import Arrival, Changes, schedule
@@ -195,7 +195,7 @@ def _unseated(request: PlanRequest, why: Unseated) -> PlanRefusal:
         Unseated.NO_ROOM: (PlanRefusalReason.NO_ROOM, "no way to seat all workers on the GPUs"),
         Unseated.UNDECIDED: (
             PlanRefusalReason.UNDECIDED,
-            f"the cheapest seats were not found within {MOST_NODES:,} nodes and {MOST_S:g} s",
+            f"the cheapest seats were not found within {MOST_NODES:,} nodes",
         ),
     }[why]
     return PlanRefusal(reason=reason, detail=f"{request.shape} with {request.borrowed} borrowed: {detail}")

@@ -10,8 +10,13 @@ evicted caches or a trainer that comes back slowly, count as well as waking and 
   average as it was; a new one then weighs the more. So a bad estimate, which by keeping steps from borrowing would keep itself
   from being corrected, gives way to the prior: after a steps without borrowing at most m = `MOST_STEPS` 2^(-a /
   `HALF_LIFE_STEPS`) observations are left, whatever was seen before.
-- *tame*: one step counts as at most `OUTLIER` times what is known of its kind; what is no finite number >= 0 teaches nothing,
-  and nothing fades for it.
+- *tame*: one step counts as at most `OUTLIER` times what is known of its kind; the first one of a kind, of which nothing is
+  known, as at most `OUTLIER` times the prior and the average of the other kind together. So a single step with borrowing,
+  whatever it took, leaves the estimate within (`OUTLIER` - 1) (prior + r) m / (m + `PRIOR_STEPS`) of the prior, m =
+  2^(-a / `HALF_LIFE_STEPS`), after a steps without it that take r beside rollout and update, r <= `OUTLIER` prior; and where
+  the first step without is odd as well, within (`OUTLIER`^2 + `OUTLIER` - 1) prior m / (m + `PRIOR_STEPS`). Steps that keep
+  taking more are believed: each raises its average to less than `OUTLIER` times. Where all that is known is 0, nothing is far.
+- *sober*: what is no finite number >= 0 teaches nothing, and nothing fades for it.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ MOST_STEPS = 40.0
 faded; with so many the prior counts less than a twentieth. A choice, not a measurement."""
 
 OUTLIER = 4.0
-"""Times the average of its kind: what a single step after the first can teach. A choice, not a measurement."""
+"""Times what is known: what a single step can teach. A choice, not a measurement."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +50,7 @@ class Average:
     """An exponential moving average that knows how much it has seen."""
 
     mean_s: float = 0.0
-    """Finite and >= 0; of no meaning before the first observation."""
+    """Finite and >= 0; 0 before the first observation."""
     observations: float = 0.0
     """How many it counts as, >= 0: those that it saw, less what has faded."""
 
@@ -111,9 +116,9 @@ def observe(estimate: ToggleEstimate, borrowed: bool, overhead_s: float) -> Togg
     """The estimate after a training step; `overhead_s`: what it took beside rollout and update, finite and >= 0."""
     if not (math.isfinite(overhead_s) and overhead_s >= 0):
         return estimate
-    known_s = (estimate.borrowing if borrowed else estimate.resting).mean_s
-    # Of its own kind only, else the order of the two would bias their difference; where 0 is all that is known, or nothing,
-    # nothing can be called far from it.
+    own, other = (estimate.borrowing, estimate.resting) if borrowed else (estimate.resting, estimate.borrowing)
+    # Of its own kind where that says something, else the order of the two would bias their difference.
+    known_s = own.mean_s or other.mean_s + estimate.prior_s
     value_s = min(overhead_s, OUTLIER * known_s) if known_s > 0 else overhead_s
     if borrowed:
         return replace(estimate, borrowing=estimate.borrowing.with_value(value_s), resting=estimate.resting.faded())

@@ -20,7 +20,7 @@ from pearl.records.journal import Json
 from pearl.units import format_duration
 
 SHOWN = 12
-"""Shapes, and GPUs of a step, in the text, beside the shapes that serve and shall serve; JSON has all."""
+"""Shapes, and GPUs of a step, in the text, beside the shapes that serve, shall serve, or are named by a gate; JSON has all."""
 SEATS = 6
 """New workers in the text of a step; JSON has all."""
 
@@ -90,6 +90,7 @@ def _amount(value: float, digits: int) -> str:
 def _shape_rows(decision: Decision) -> Iterator[Sequence[str]]:
     special = [option for option in (decision.chosen, decision.current) if option is not None]
     options = list(decision.considered)
+    asked = {gated.about for gated in decision.gates}
     options += [each for each in special if not any(_same(each, option) for option in options)]
     if not options:
         yield ("none: nothing that the policy may choose fits on the GPUs",)
@@ -97,7 +98,9 @@ def _shape_rows(decision: Decision) -> Iterator[Sequence[str]]:
     yield ("shape", "borrowed", "closes in", "+-", "")
     ranked = sorted(options, key=lambda option: option.close_s)
     shown = [
-        option for place, option in enumerate(ranked) if place < SHOWN or any(_same(option, each) for each in special)
+        option
+        for place, option in enumerate(ranked)
+        if place < SHOWN or str(option.target) in asked or any(_same(option, each) for each in special)
     ]
     for option in shown:
         marks = [

@@ -345,7 +345,7 @@ class TestBounds:
         real = module.milp
 
         def milp(*given: Any, **named: Any) -> Any:
-            assert named["options"] == {"mip_rel_gap": 0.0, "node_limit": 10_000, "time_limit": 10.0}
+            assert named["options"] == {"mip_rel_gap": 0.0, "node_limit": 1_000}
             tried.append(bool(named["integrality"].all()))
             result = real(*given, **named)
             assert result.x is not None
@@ -370,10 +370,6 @@ class TestBounds:
         """Though there may be a solution, and though it may be the cheapest."""
         assert self.stopped(monkeypatch, at, status) == tried
 
-    def test_no_program_takes_no_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "MOST_S", 0.0)
-        assert arranged(fleet("a2"), {(P, 1): 2}) == (["start a0", "start a1"], [])
-
     @staticmethod
     def program() -> module._Program:
         """The most valuable of sixty things, at most seven of each of forty random sets."""
@@ -384,11 +380,9 @@ class TestBounds:
             program.row(-np.inf, 7, np.flatnonzero(row).tolist())
         return program
 
-    def test_both_bounds_can_be_met(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_bound_can_be_met(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And is met at the same place every time."""
         assert isinstance(module._solve(self.program()), list)
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "MOST_NODES", 1)
-            assert module._solve(self.program()) is Unseated.UNDECIDED
-        with monkeypatch.context() as patch:
-            patch.setattr(module, "MOST_S", 0.0)
+        monkeypatch.setattr(module, "MOST_NODES", 1)
+        for _ in range(3):
             assert module._solve(self.program()) is Unseated.UNDECIDED

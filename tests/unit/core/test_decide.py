@@ -5,8 +5,9 @@ from types import MappingProxyType
 import pytest
 
 from pearl.core.choose import Option
-from pearl.core.decide import FALLBACKS, HORIZON_S, decide
-from pearl.core.decision import Decision, Moment, Reason, Situation
+from pearl.core.decide import FALLBACKS, HORIZON_S, _refused, decide
+from pearl.core.decision import Decision, Gated, Moment, Reason, Situation
+from pearl.core.gate import BorrowOption, borrow
 from pearl.core.lines import Space
 from pearl.core.makespan import Candidates, Forecast, Infeasible, Predictions, Profile, Target
 from pearl.core.plan import PlanRefusalReason, apply
@@ -153,14 +154,13 @@ def test_something_faster_that_does_not_win_enough_is_gated() -> None:
 def test_something_slower_is_not_what_is_gated() -> None:
     # 1C was made by hand: two GPUs of another tensor parallelism are what the policy knows.
     made = decided(policy({"1C": 50.0, "1C@tp2": 60.0}, space=Space(tps=(2,))), fleet("a2", "0 C a0"), situation(1, 2))
-    assert gates(made) == [("hysteresis", "1C@tp2", False, "below_threshold")]
-    assert made.reason is Reason.BEST
+    assert (made.reason, text(made.chosen), gates(made)) == (Reason.BEST, "1C", [])
     # Equally fast is not faster.
     made = decided(policy({"1C": 50.0, "1C@tp2": 50.0}, space=Space(tps=(2,))), fleet("a2", "0 C a0"), situation(1, 2))
     assert (made.reason, text(made.chosen)) == (Reason.BEST, "1C")
     # Nor where there is nothing left to do.
     made = decided(policy({"1C": 0.0, "1C@tp2": 0.0}, space=Space(tps=(2,))), fleet("a2", "0 C a0"), situation(1, 2))
-    assert (made.reason, gates(made)) == (Reason.BEST, [("hysteresis", "1C@tp2", False, "below_threshold")])
+    assert (made.reason, gates(made)) == (Reason.BEST, [])
     # A little faster is.
     made = decided(policy({"1C": 50.0, "1C@tp2": 49.5}, space=Space(tps=(2,))), fleet("a2", "0 C a0"), situation(1, 2))
     assert (made.reason, text(made.chosen)) == (Reason.GATED, "1C")
@@ -192,12 +192,44 @@ def test_reserved_gpus_are_used_without_weighing_a_lease() -> None:
 def test_what_is_equally_good_is_not_gated(more_s: float, reason: Reason) -> None:
     # Whichever gate keeps it back: of hysteresis, of expansion (10 s), of borrowing (10 s).
     times = {"1C": 1000.0, "1C@tp2": more_s, "2C": more_s}
+    # Of what is equally good none is asked, and each asked about is told.
+    asked = reason is Reason.GATED
     made = decided(policy(times, space=Space(tps=(2,))), fleet("a2", "0 C a0"), situation(1, 2))
-    assert (gates(made), made.reason) == ([("hysteresis", "1C@tp2", False, "below_threshold")], reason)
+    assert (gates(made), made.reason) == ([("hysteresis", "1C@tp2", False, "below_threshold")] * asked, reason)
     made = decided(policy(times, space=COLOCATED, lease_aware=True), fleet("a1 c1x", "0 C a0"))
-    assert (gates(made)[-1], made.reason) == (("expansion", "2C", False, "gain_too_small"), reason)
+    assert (gates(made)[-1:], made.reason) == ([("expansion", "2C", False, "gain_too_small")] * asked, reason)
+    assert [text(each) for each in made.considered] == ["1C", *["2C"] * asked]
     made = decided(policy(times, space=COLOCATED, borrow=Borrow.ANY), fleet("a1 b1t", "0 C a0", "1 C- b0"))
-    assert (gates(made), made.reason) == ([("borrow", "up to 1 workers", False, "below_cost")], reason)
+    assert (gates(made), made.reason) == ([("borrow", "up to 1 workers", False, "below_cost")] * asked, reason)
+
+
+def test_what_is_faster_and_too_dear_is_gated_though_the_cheapest_wins_nothing() -> None:
+    # One worker more wins 0.5 s of 1,000, which is as good as nothing, for 110 s; two win 100 s for 220 s, and lose more.
+    times = {"1C": 1000.0, "2C": 999.5, "3C": 900.0}
+    state = fleet("a1 b2t", "0 C a0", "1 C- b0", "2 C- b1")
+    about = situation(toggle_s=0.0)
+    about = replace(about, toggle=replace(about.toggle, per_worker_s=110.0))
+    made = decided(policy(times, space=COLOCATED, borrow=Borrow.ANY), state, about)
+    assert gates(made) == [("borrow", "up to 2 workers", False, "below_cost")]
+    assert numbers(made, "borrow")[0] == {
+        "dedicated_s": 1000.0,
+        "borrowed_s": 900.0,
+        "gain_s": 100.0,
+        "toggle_s": 220.0,
+    }
+    assert made.reason is Reason.GATED
+
+
+@pytest.mark.parametrize(("fastest_s", "refused"), [(99.0, True), (99.95, False)])
+def test_the_fastest_counts_beside_the_best_of_a_gate(fastest_s: float, refused: bool) -> None:
+    found = borrow(
+        [
+            BorrowOption(workers=0, close_s=100.0),
+            BorrowOption(workers=1, close_s=101.0),
+            BorrowOption(workers=2, close_s=fastest_s, toggle_s=9.0),
+        ]
+    )
+    assert _refused(Gated(gate="borrow", about="", verdict=found)) == refused
 
 
 def test_another_bound_of_append_prefill_needs_no_plan() -> None:
@@ -488,8 +520,10 @@ def test_and_stay_there_after_the_deadline(borrow: Borrow) -> None:
     state = fleet("a1 b2t", "0 C a0", "1 C- b0", "2 C- b1")
     wants = policy({"1C": 100.0, "3C": 50.0}, borrow=borrow, errors_s={"3C": 23.0})
     made = decided(wants, state)
-    assert (made.reason, text(made.chosen), made.plan) == (Reason.BEST, "1C", None)
-    assert gates(made) == [("return", "2 workers", True, "due")]
+    # Faster, if not for long: that is told, and what it was.
+    assert (made.reason, text(made.chosen), made.plan) == (Reason.GATED, "1C", None)
+    assert gates(made) == [("borrow", "3C", False, "due_at_once")]
+    assert [(text(each), each.borrowed) for each in made.considered] == [("1C", 0), ("3C", 2)]
 
 
 CLOSED = Progress(batch_trajectories=64, unfinished=0, live_groups=4, needed_groups=0)
@@ -747,7 +781,8 @@ def test_free_gpus_that_stay_longest_are_used_where_the_others_do_not_pay() -> N
     assert [each["useful_s"] for each in found] == pytest.approx([10.0, 1000.0, 10.0, 30.0], abs=1e-3)
     assert [each["old_s"] for each in found] == [120.0, 120.0, 75.0, 75.0]
     assert made.evaluated == 6
-    assert [text(each) for each in made.considered] == ["2C"]
+    # The best of the GPUs that are used, then what gates were asked about, each once.
+    assert [text(each) for each in made.considered] == ["2C", "4C", "3C"]
 
 
 def test_and_of_the_others_those_that_pay_on_top() -> None:
@@ -765,7 +800,7 @@ def test_and_of_the_others_those_that_pay_on_top() -> None:
         ("4C", False),
     ]
     assert plan_of(made) == ["expand: 0 start 1 C c1; 1 start 2 C c2; 2 load 1 <0; 3 load 2 <1; 4 admit 1 2 <2 <3"]
-    assert [text(each) for each in made.considered] == ["3C"]
+    assert [text(each) for each in made.considered] == ["3C", "4C", "2C"]
 
 
 def test_reserved_gpus_are_used_where_external_ones_do_not_pay() -> None:
@@ -802,7 +837,7 @@ def test_free_gpus_that_no_shape_wants_are_not_weighed() -> None:
     for close_s in (100.0, 101.0):
         slow = policy({"1C": 100.0, "2C": close_s}, lease_aware=True, space=COLOCATED)
         made = decided(slow, fleet("a1 c1x", "0 C a0"))
-        assert (made.reason, gates(made)) == (Reason.BEST, [("hysteresis", "2C", False, "below_threshold")])
+        assert (made.reason, gates(made)) == (Reason.BEST, [])
 
 
 def test_how_long_a_lease_lasts_is_expected_from_its_age_and_from_what_is_known() -> None:

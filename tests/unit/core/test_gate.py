@@ -233,7 +233,35 @@ def test_the_number_that_wins_most_is_borrowed() -> None:
     # Less 10 s and 6 s for each: 0, 14, 23, 22.
     verdict = borrow(options(100, 70, 55, 50, toggle_s=10, each_s=6))
     assert (verdict.passed, verdict.workers) == (True, 2)
-    assert verdict.numbers == (("dedicated_s", 100), ("borrowed_s", 55), ("gain_s", 45), ("toggle_s", 22.0))
+    # What is faster is told as well: 50 s for 10 + 18.
+    assert verdict.numbers == (
+        ("dedicated_s", 100),
+        ("borrowed_s", 55),
+        ("gain_s", 45),
+        ("toggle_s", 22.0),
+        ("fastest_s", 50),
+        ("fastest_toggle_s", 28.0),
+    )
+
+
+def test_where_the_best_wins_nothing_what_is_faster_and_too_dear_is_told() -> None:
+    # Less cost: 101 and 120 s; of the two fastest the one with fewer workers.
+    dear = [
+        BorrowOption(workers=workers, close_s=close_s, toggle_s=toggle_s)
+        for workers, close_s, toggle_s in ((0, 100.0, 0.0), (1, 101.0, 0.0), (2, 80.0, 40.0), (3, 80.0, 50.0))
+    ]
+    verdict = borrow(dear)
+    assert (verdict.passed, verdict.workers, verdict.reason) == (False, 0, GateReason.BELOW_COST)
+    assert verdict.numbers == (
+        ("dedicated_s", 100.0),
+        ("borrowed_s", 101.0),
+        ("gain_s", -1.0),
+        ("toggle_s", 0.0),
+        ("fastest_s", 80.0),
+        ("fastest_toggle_s", 40.0),
+    )
+    # Not where another is as fast as the best.
+    assert "fastest_s" not in dict(borrow([*dear[:1], dear[2], dear[3]]).numbers)
 
 
 def test_a_tie_goes_to_fewer_workers() -> None:

@@ -367,7 +367,7 @@ def test_what_the_solver_could_not_decide(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(arrange, "_solve", lambda _: arrange.Unseated.UNDECIDED)
     assert refused(state, "1P+1D") == (
         PlanRefusalReason.UNDECIDED,
-        "1P1D with 0 borrowed: the cheapest seats were not found within 10,000 nodes and 10 s",
+        "1P1D with 0 borrowed: the cheapest seats were not found within 1,000 nodes",
     )
 
 

@@ -106,16 +106,16 @@ def test_no_kind_counts_as_more_than_forty_steps() -> None:
 
 
 def test_a_new_observation_outweighs_what_has_faded() -> None:
-    # Two of 100 s, which count as one after 30 steps without: the next, of 10 s, weighs 0.2 to 0.8 * 0.2.
-    faded = seen(seen(PRIOR, True, 100.0, 100.0), False, *[12.0] * 30)
+    # Two of 40 s, which count as one after 30 steps without: the next, of 10 s, weighs 0.2 to 0.8 * 0.2.
+    faded = seen(seen(PRIOR, True, 40.0, 40.0), False, *[12.0] * 30)
     again = seen(faded, True, 10.0).borrowing
-    assert again.mean_s == pytest.approx((0.16 * 100 + 0.2 * 10) / 0.36)
+    assert again.mean_s == pytest.approx((0.16 * 40 + 0.2 * 10) / 0.36)
     assert again.observations == pytest.approx(2.0)
     # Not faded it would weigh 0.2 to 0.8 * 0.36.
-    assert seen(PRIOR, True, 100.0, 100.0, 10.0).borrowing.mean_s == pytest.approx((0.288 * 100 + 0.2 * 10) / 0.488)
+    assert seen(PRIOR, True, 40.0, 40.0, 10.0).borrowing.mean_s == pytest.approx((0.288 * 40 + 0.2 * 10) / 0.488)
     # What has faded altogether weighs nothing.
-    gone = seen(seen(PRIOR, True, 100.0), False, *[12.0] * 3000)
-    assert (gone.borrowing.mean_s, gone.borrowing.observations) == (pytest.approx(100.0), pytest.approx(0.0))
+    gone = seen(seen(PRIOR, True, 40.0), False, *[12.0] * 3000)
+    assert (gone.borrowing.mean_s, gone.borrowing.observations) == (pytest.approx(40.0), pytest.approx(0.0))
     first = seen(gone, True, 10.0).borrowing
     assert (first.mean_s, first.observations) == (pytest.approx(10.0), pytest.approx(1.0))
 
@@ -123,20 +123,20 @@ def test_a_new_observation_outweighs_what_has_faded() -> None:
 def test_borrowing_is_tried_again_after_a_bad_estimate() -> None:
     """One hung step stops borrowing, which would win 20 s and really costs 8; nothing but time can tell."""
     estimate = seen(PRIOR, False, *[12.0] * 10)
-    estimate = seen(estimate, True, 312.0)
-    # A third of 300 s, two thirds of the prior's 10 s.
-    assert toggle_s(estimate, 1) == pytest.approx(320 / 3)
+    estimate = seen(estimate, True, 600.0)
+    # It counts as 4 (12 + 10) = 88 s: a third of 76 s, two thirds of the prior's 10 s.
+    assert toggle_s(estimate, 1) == pytest.approx(32.0)
     rests = 0
     while toggle_s(estimate, 1) >= 20.0:
         estimate = seen(estimate, False, 12.0)
         rests += 1
-    # 20 = 10 + 290 n / (n + 2): n = 2 / 28, which is 1 halved 3.807 times, 114.2 steps.
-    assert rests == 115
-    # The next step that borrows takes 20 s, 8 s more than without. The hung one counts as 1 / 2^(115 / 30) = 0.0701 and weighs
-    # 0.8 (1 - 0.8^0.0701) = 0.01243 to 0.2: 37.08 s; 1.0701 / 3.0701 of 25.08 s, and the rest of 10 s.
+    # 20 = 10 + 66 n / (n + 2): n = 20 / 56, which is 1 halved 1.485 times, 44.6 steps.
+    assert rests == 45
+    # The next step that borrows takes 20 s, 8 s more than without. The hung one counts as 1 / 2^1.5 = 0.35355 and weighs
+    # 0.8 (1 - 0.8^0.35355) = 0.06069 to 0.2: 35.83 s; 1.35355 / 3.35355 of 23.83 s, and the rest of 10 s.
     estimate = seen(estimate, True, 20.0)
-    assert estimate.borrowing.mean_s == pytest.approx(37.08, abs=0.01)
-    assert toggle_s(estimate, 1) == pytest.approx(15.256, abs=0.005)
+    assert estimate.borrowing.mean_s == pytest.approx(35.83, abs=0.01)
+    assert toggle_s(estimate, 1) == pytest.approx(15.58, abs=0.005)
 
 
 def test_the_kind_of_step_says_which_average() -> None:
@@ -159,20 +159,51 @@ def test_one_hung_step_counts_as_four_times_what_is_known() -> None:
         assert (less.borrowing if borrowed else less.resting).mean_s == pytest.approx(9.4 / 0.36)
 
 
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_a_first_step_counts_as_four_times_the_prior_and_what_is_known_of_the_other_kind(borrowed: bool) -> None:
+    def mean_s(estimate: ToggleEstimate) -> float:
+        return (estimate.borrowing if borrowed else estimate.resting).mean_s
+
+    for overhead_s, taught_s in ((39.0, 39.0), (40.0, 40.0), (41.0, 40.0), (600.0, 40.0)):
+        assert mean_s(observe(PRIOR, borrowed, overhead_s)) == pytest.approx(taught_s)
+    known = observe(PRIOR, not borrowed, 12.0)
+    for overhead_s, taught_s in ((87.0, 87.0), (88.0, 88.0), (89.0, 88.0), (600.0, 88.0)):
+        assert mean_s(observe(known, borrowed, overhead_s)) == pytest.approx(taught_s)
+    # Both: 40 s, then 4 (40 + 10) s.
+    assert mean_s(seen(observe(PRIOR, not borrowed, 1e9), borrowed, 1e9)) == pytest.approx(200.0)
+
+
+def test_what_cold_caches_cost_once_is_soon_forgotten() -> None:
+    """Two observations, one odd: 76 s too many count a third at first, a ninth after 60 steps, a 33rd after 120."""
+    estimate = seen(PRIOR, False, 12.0)
+    estimate = seen(estimate, True, 600.0)
+    for halvings, share in ((2, 1 / 9), (4, 1 / 33)):
+        later = seen(estimate, False, *[12.0] * (30 * halvings))
+        assert toggle_s(later, 1) == pytest.approx(10 + share * 66)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_the_order_of_kinds_does_not_bias(first: bool) -> None:
-    """60 s in every step, six times the prior: borrowing costs nothing, whichever was seen first."""
-    estimate = observe(observe(PRIOR, first, 60.0), not first, 60.0)
-    assert estimate.borrowing.mean_s == pytest.approx(60.0)
-    assert estimate.resting.mean_s == pytest.approx(60.0)
+    """40 s in every step, four times the prior: borrowing costs nothing, whichever was seen first."""
+    estimate = observe(observe(PRIOR, first, 40.0), not first, 40.0)
+    assert estimate.borrowing.mean_s == pytest.approx(40.0)
+    assert estimate.resting.mean_s == pytest.approx(40.0)
 
 
 def test_where_nothing_is_known_nothing_is_far() -> None:
-    assert observe(ToggleEstimate(prior_s=0.0), True, 3600.0).borrowing.mean_s == pytest.approx(3600.0)
-    # Not of the other kind either; a known quarter of a second bounds the next of its own: (0.04 + 0.2) / 0.36 s.
-    known = observe(ToggleEstimate(prior_s=0.0), True, 0.25)
-    assert observe(known, False, 3600.0).resting.mean_s == pytest.approx(3600.0)
+    nothing = ToggleEstimate(prior_s=0.0)
+    for borrowed in (True, False):
+        known = observe(nothing, borrowed, 3600.0)
+        assert (known.borrowing if borrowed else known.resting).mean_s == pytest.approx(3600.0)
+    # A known quarter of a second bounds the next of its own, (0.04 + 0.2) / 0.36 s, and the first of the other kind.
+    known = observe(nothing, True, 0.25)
     assert observe(known, True, 3600.0).borrowing.mean_s == pytest.approx(0.24 / 0.36)
+    assert observe(known, False, 3600.0).resting.mean_s == pytest.approx(1.0)
+
+
+def test_an_average_of_nothing_bounds_nothing_the_prior_does() -> None:
+    # 0 s, then 40 s at most: 0.2 * 40 / 0.36.
+    assert seen(PRIOR, True, 0.0, 3600.0).borrowing.mean_s == pytest.approx(8 / 0.36)
 
 
 @pytest.mark.parametrize("overhead_s", [math.nan, math.inf, -math.inf, -0.1])

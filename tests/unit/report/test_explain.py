@@ -219,6 +219,14 @@ class TestShapes:
         assert [line.split()[0] for line in lines[SHOWN + 1 :]] == [f"{SHOWN + 3}C", f"{SHOWN + 5}C", "..."]
         assert lines[-1] == "  ... and 3 more"
 
+    def test_so_is_what_a_gate_speaks_of(self) -> None:
+        considered = tuple(option(f"{index + 1}C", float(index)) for index in range(SHOWN + 5))
+        about = str(considered[-2].target)
+        gate = Gated(gate="borrow", about=about, verdict=Verdict(passed=False, reason=GateReason.DUE_AT_ONCE))
+        lines = section(text(Decision(reason=Reason.GATED, considered=considered, gates=(gate,))), "shapes")
+        assert [line.split()[0] for line in lines[SHOWN + 1 :]] == [f"{SHOWN + 4}C", "..."]
+        assert lines[-1] == "  ... and 4 more"
+
 
 class TestGates:
     def test_by_hand(self) -> None:
