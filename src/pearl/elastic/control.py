@@ -97,8 +97,9 @@ class ElasticFleet:
         await self.scheduler.training_begin(version)
 
     async def training_finished(self, version: WeightVersion) -> None:
-        """As the scheduler has it."""
-        await self.scheduler.training_finished(version)
+        """As the scheduler has it, whatever the version."""
+        del version
+        await self.scheduler.training_finished()
 
     def _make(self, context: FleetContext) -> Scheduler:
         options = self.options

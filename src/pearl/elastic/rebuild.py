@@ -2,7 +2,7 @@
 
 Laws:
 
-- whatever is offered is taken: whether a worker is started on it is for the policy to say, and until then it costs nothing to hold;
+- whatever is offered is taken: whether a worker is started on it is for the policy to say;
 - a notice is a state event like any other; what has to leave, and when, is decided;
 - GPUs that are withdrawn take their workers with them at once; their requests go on elsewhere with every token they had.
 """
@@ -66,6 +66,7 @@ class Rebuilder:
         workers = sorted(w.id for w in scheduler.state.workers.values() if not gone.isdisjoint(w.gpus))
         for worker in workers:
             scheduler.workers.router.retire(worker, "its GPUs were withdrawn")
+            scheduler.end(worker)
         self._submit(GpusLeft(gpus=here))
         scheduler.executor.call_off(workers)
 

@@ -3,8 +3,8 @@
 Laws:
 
 - *one at a time*: events are decided one after the other, each on the newest state; what a plan does meanwhile goes on beside;
-- *training first*: when a batch is complete all borrowed GPUs come back, whatever was under way on them, and the trainer waits for
-  that and for nothing else;
+- *training first*: when a batch is complete all borrowed GPUs come back, whatever was under way on them, and the trainer waits
+  for that and for nothing else;
 - *accounted*: each decision is journalled with what it saw, and what became of its plan.
 """
 
@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 RETRY_S = 10.0
 """After a plan that failed; doubled for each further one in a row, up to `LONGEST_RETRY_S`."""
 LONGEST_RETRY_S = 300.0
+SHORTEST_S = 2.0
+"""Between looking and looking again: a batch that takes longer than predicted is about to end again and again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,9 +99,13 @@ class Scheduler:
             return
         _log.warning("worker %d lost: %s", worker, detail)
         self.workers.state.submit(WorkerRemoved(worker=worker))
-        self.nursery.spawn(self._end(worker), name=f"elastic: end of worker {worker}")
+        self.end(worker)
         self.tell(Moment.WORKERS_CHANGED)
         self._changed.notify()
+
+    def end(self, worker: WorkerId) -> None:
+        """End what is left of a worker's process, in the background."""
+        self.nursery.spawn(self.workers.fleet.stop([worker], 0.0), name=f"elastic: end of worker {worker}")
 
     async def serving(self) -> None:
         """Wait until a worker serves."""
@@ -125,7 +131,7 @@ class Scheduler:
         self._waited_s = self.now_s - began_s
         self._set_training(Activity.ACTIVE)
 
-    async def training_finished(self, version: WeightVersion) -> None:
+    async def training_finished(self) -> None:
         """The profile follows what the step has shown; training GPUs may be borrowed."""
         self._set_training(Activity.INACTIVE)
         self._training, self._finished_s = False, self.now_s
@@ -210,7 +216,7 @@ class Scheduler:
     def _look_again(self, at_s: float | None) -> None:
         if at_s is None:
             return
-        loop_s = self.start_s + at_s
+        loop_s = self.start_s + max(at_s, self.now_s + SHORTEST_S)
         if self._timer is not None and not self._timer.cancelled() and self._timer.when() <= loop_s:
             return
         if self._timer is not None:
@@ -220,6 +226,3 @@ class Scheduler:
     def _tick(self) -> None:
         self._timer = None
         self.tell(Moment.TICK)
-
-    async def _end(self, worker: WorkerId) -> None:
-        await self.workers.fleet.stop([worker], 0.0)
