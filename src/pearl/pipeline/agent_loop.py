@@ -81,6 +81,11 @@ class AgentLoop:
     _turns: list[Turn] = field(default_factory=list)
     _success: bool | None = None
 
+    @property
+    def turns_done(self) -> int:
+        """Turns that the environment has answered."""
+        return len(self._turns)
+
     async def run(self) -> Trajectory:
         """Run to the end; a cancellation is an end like the others (`cancel_status`)."""
         started_s = asyncio.get_running_loop().time()

@@ -47,6 +47,13 @@ class GroupRun:
         """Stable over resumes."""
         return GroupId(f"g{self.index}")
 
+    @property
+    def unfinished(self) -> tuple[int, ...]:
+        """Turns done of each member that has not finished, in order of members."""
+        members = range(self.ports.limits.group_size)
+        loops = {member: self._loops.get(member) for member in members if member not in self._finished}
+        return tuple(0 if loop is None else loop.turns_done for loop in loops.values())
+
     async def run(self) -> Group:
         """Run to the group's one end."""
         limits = self.ports.limits

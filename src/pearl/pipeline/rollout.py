@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from pearl.core.admission import AdmissionLimits, BatchCloses, LiveGroup, admissible_groups, close_batch
+from pearl.core.progress import Progress, fresh_batch
 from pearl.errors import RunFailed
 from pearl.pipeline.agent_loop import AgentPorts
 from pearl.pipeline.concurrency import Changed, Nursery
@@ -88,6 +89,23 @@ class Rollout:
     def active_trajectories(self) -> int:
         """Trajectories that hold an environment slot."""
         return sum(live.run.active for live in self._live.values())
+
+    def batch_progress(self) -> Progress:
+        """How far the batch is that closes next; before any group has begun, all of what will begin at once."""
+        limits = self.limits
+        if not self._begun:
+            return fresh_batch(limits.groups_per_batch, limits.group_size, batches=limits.max_staleness + 1)
+        running = [live.run.unfinished for live in self._live.values() if live.group is None]
+        needed = max(0, limits.groups_per_batch - (len(self._live) - len(running)))
+        # The groups that are furthest on are taken for those that close it.
+        nearest = sorted(map(len, running))[:needed]
+        return Progress(
+            batch_trajectories=limits.groups_per_batch * limits.group_size,
+            unfinished=sum(nearest),
+            live_groups=len(running),
+            needed_groups=min(needed, len(running)),
+            running=Counter(turns for group in running for turns in group),
+        )
 
     def snapshot(self) -> RolloutProgress:
         """Progress for a checkpoint."""

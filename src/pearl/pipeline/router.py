@@ -90,6 +90,20 @@ class Router:
         for worker in self.workers:
             self._withdraw(worker)
 
+    def leave(self, worker: WorkerId) -> None:
+        """Forget a worker that is about to be stopped or put to sleep: that is no loss. Unknown ones are ignored."""
+        if worker in self._seats:
+            self._withdraw(worker)
+
+    @property
+    def append_tokens(self) -> int:
+        """A decode worker computes at most so many new tokens of a turn itself."""
+        return self._append_tokens
+
+    @append_tokens.setter
+    def append_tokens(self, tokens: int) -> None:
+        self._append_tokens = tokens
+
     async def drain(self, worker: WorkerId) -> bool:
         """Give a worker nothing new, interrupt what it has, and wait until its engine has nothing left.
 

@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from pearl.config.recipe import Recipe
+from pearl.core.progress import Progress
 from pearl.core.shape import parse_shape
 from pearl.core.state import Gpu
 from pearl.errors import PearlError, RunFailed
@@ -37,6 +39,33 @@ FIRST_VERSION = WeightVersion(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FleetContext:
+    """What whoever shapes a run's fleet works with."""
+
+    workers: Workers
+    trainer: Trainer
+    nursery: Nursery
+    progress: Callable[[], Progress]
+    """Of the batch that closes next."""
+    start_s: float
+    """Loop time at which the run began."""
+
+
+class FleetControl(TrainingHooks, Protocol):
+    """Shapes the fleet of a run; also told when training begins and ends."""
+
+    def journal(self, sink: JournalSink) -> JournalSink:
+        """Where the run's entries go: the sink, or something before it that listens in."""
+
+    async def start(self, context: FleetContext, manifest: Manifest) -> None:
+        """Have workers serve, and shape the fleet from then on.
+
+        Raises:
+            RunFailed: none can.
+        """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPorts:
     """The world that a run lives in."""
 
@@ -48,6 +77,8 @@ class RunPorts:
     journal: JournalSink
     checkpointer: Checkpointer
     hooks: TrainingHooks = field(default_factory=NoHooks)
+    control: FleetControl | None = None
+    """None: the shape of the recipe, for the whole run, and `hooks`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,9 +169,10 @@ class _Run:
     ) -> None:
         self.recipe, self.ports, self.start, self.observer = recipe, ports, start, observer
         self.nursery, self.start_s = nursery, start_s
+        self.journal = ports.journal if ports.control is None else ports.control.journal(ports.journal)
         self.workers = Workers(
             fleet=ports.fleet,
-            state=StateHolder(ports.journal, start_s),
+            state=StateHolder(self.journal, start_s),
             nursery=nursery,
             start_timeout_s=recipe.cluster.start_timeout_s,
             load_timeout_s=recipe.weights.timeout_s,
@@ -155,7 +187,7 @@ class _Run:
             router=self.workers.router,
             environments=ports.environments,
             codec=ports.codec,
-            journal=ports.journal,
+            journal=self.journal,
             limits=recipe.rollout,
             max_new_tokens=recipe.sampling.max_new_tokens,
             temperature=recipe.sampling.temperature,
@@ -193,11 +225,23 @@ class _Run:
         return self._result(version, wall_s, before, after)
 
     async def _start(self) -> None:
+        control = self.ports.control
         shape = parse_shape(self.recipe.engine.shape)
-        self.observer.stage("rollout", f"starting {shape}")
+        what = f"starting {shape}" if control is None else f"starting as {self.recipe.elastic.policy} decides"
+        self.observer.stage("rollout", what)
         self.observer.workers(self.workers)
         manifest = await self._publish()
-        await self.workers.start(self.start.gpus, specs_of(shape.roles(), self.start.gpus), manifest)
+        if control is None:
+            await self.workers.start(self.start.gpus, specs_of(shape.roles(), self.start.gpus), manifest)
+            return
+        context = FleetContext(
+            workers=self.workers,
+            trainer=self.ports.trainer,
+            nursery=self.nursery,
+            progress=self.rollout.batch_progress,
+            start_s=self.start_s,
+        )
+        await control.start(context, manifest)
 
     async def _publish(self) -> Manifest:
         try:
@@ -213,9 +257,9 @@ class _Run:
             weights=self.ports.weights,
             workers=self.workers,
             rollout=self.rollout,
-            journal=self.ports.journal,
+            journal=self.journal,
             checkpointer=self.ports.checkpointer,
-            hooks=self.ports.hooks,
+            hooks=self.ports.control or self.ports.hooks,
             begin=self.observer.begin,
             observe=self.observer.step,
             start_s=self.start_s,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pearl.core.state import (
@@ -29,7 +29,7 @@ from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.router import Router
 from pearl.pipeline.state import StateHolder
 from pearl.ports import Fleet, WorkerSpec
-from pearl.records.ids import WorkerId
+from pearl.records.ids import WeightVersion, WorkerId
 from pearl.records.training import LoadMode, Manifest
 
 _log = logging.getLogger(__name__)
@@ -59,6 +59,8 @@ class Workers:
     """As `engine.append_prefill_tokens`."""
     readback: bool = True
     """As `engine.readback`."""
+    on_lost: Callable[[WorkerId, str], None] | None = None
+    """Who deals with a lost worker; None: it is started again."""
     restarts: int = 0
     router: Router = field(init=False)
     _specs: dict[WorkerId, WorkerSpec] = field(default_factory=dict)
@@ -66,6 +68,8 @@ class Workers:
     _role_locks: dict[WorkerId, asyncio.Lock] = field(default_factory=dict)
     _loading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _newest: Manifest | None = None
+    _loaded: dict[WorkerId, WeightVersion] = field(default_factory=dict)
+    """What workers loaded that were admitted, or are about to be."""
     _stopping: bool = False
 
     def __post_init__(self) -> None:
@@ -85,7 +89,7 @@ class Workers:
         Raises:
             RunFailed: no such fleet can be, or a process did not start; none is left running.
         """
-        self._newest = manifest
+        self.begin(manifest)
         self._require(GpusJoined(gpus=tuple(gpus)))
         for spec in specs:
             self._add(spec)
@@ -93,18 +97,54 @@ class Workers:
         if report.failed:
             raise RunFailed(f"rollout workers: {_failures(report.failed)}; none was started")
         self._specs = {spec.worker: spec for spec in specs}
-        self.nursery.spawn(self._watch(), name="workers: fleet events")
         async with self._loading:
             reasons = await asyncio.gather(*(self._admit(spec, restart=None) for spec in specs))
         for spec, why_not in zip(specs, reasons, strict=True):
             if why_not is not None:
                 self.lost(spec.worker, why_not)
 
+    def begin(self, manifest: Manifest) -> None:
+        """Hear of losses from now on; `manifest` is what workers load that are admitted before the next publication."""
+        self._newest = manifest
+        self.nursery.spawn(self._watch(), name="workers: fleet events")
+
+    async def load(self, worker: WorkerId) -> str | None:
+        """Give a worker that does not serve the newest weights; or why not. It may take newer ones when it is admitted."""
+        assert self._newest is not None, "weights are published before a fleet starts"
+        return await self._load(worker, self._newest)
+
+    async def admit(self, roles: Mapping[WorkerId, Role]) -> str | None:
+        """Let workers serve, all at once, with the newest weights; or why not: then none does."""
+        async with self._loading:
+            manifest = self._newest
+            assert manifest is not None, "weights are published before a fleet starts"
+            behind = [worker for worker in roles if self._loaded.get(worker) != manifest.version]
+            reasons = await asyncio.gather(*(self._load(worker, manifest) for worker in behind))
+            if why_not := "; ".join(reason for reason in reasons if reason):
+                return why_not
+            try:
+                engines = {worker: self.fleet.engine(worker) for worker in roles}
+            except WorkerLost as error:
+                return str(error)
+            for worker, role in roles.items():
+                self.router.admit(worker, engines[worker], manifest.version, role)
+        return None
+
+    async def _load(self, worker: WorkerId, manifest: Manifest) -> str | None:
+        try:
+            async with guard(self.load_timeout_s, f"worker {worker}: loading weights {manifest.version}"):
+                await self.fleet.engine(worker).load(manifest, self.load_mode)
+        except (WorkerLost, WeightsError, EngineError, GuardExpired) as error:
+            return str(error)
+        self._loaded[worker] = manifest.version
+        return None
+
     async def publish(self, manifest: Manifest) -> None:
         """Load a new version into every serving worker; afterwards nobody serves older weights."""
         async with self._loading:
             self._newest = manifest
             await self.router.load(manifest, self.load_mode)
+            self._loaded = dict.fromkeys(self.router.workers, manifest.version)
 
     async def stop(self) -> None:
         """End all workers, those that are being restarted included; none is restarted from now on."""
@@ -118,7 +158,7 @@ class Workers:
         for worker in sorted(workers):
             if workers[worker].role is not Role.TRAINING:
                 self.state.submit(WorkerRemoved(worker=worker))
-        await self.fleet.stop(tuple(self._specs), STOP_GRACE_S)
+        await self.fleet.stop(tuple({**self._specs, **workers}), STOP_GRACE_S)
 
     def lost(self, worker: WorkerId, detail: str) -> None:
         """A worker died, hangs or refuses to load: take it out and start it again. Repeating it does nothing."""
@@ -126,6 +166,10 @@ class Workers:
             return
         served = self.router.engine(worker) is not None
         self.router.retire(worker, detail)
+        self._loaded.pop(worker, None)
+        if self.on_lost is not None:
+            self.on_lost(worker, detail)
+            return
         if worker not in self._specs or worker in self._restarting:
             return
         if not served:

@@ -1,7 +1,8 @@
 """Journal entries: one frozen record per line of a stream.
 
-Streams (`STREAMS`) are versioned apart: `decisions` (fleet state deltas with their hash, inputs, outcome), `turns` (counts,
-times, versions; no token ids; under 300 bytes a line), `trajectories` and `groups` (every end), `steps` (training steps).
+Streams (`STREAMS`) are versioned apart: `decisions` (fleet state deltas with their hash), `choices` (what was decided, by which
+numbers) and `changes` (what became of it), `turns` (counts, times, versions; no token ids; under 300 bytes a line),
+`trajectories` and `groups` (every end), `steps` (training steps).
 Together they hold enough to re-decide every decision and to rebuild the workload.
 """
 
@@ -35,6 +36,47 @@ class StateEntry(JournalEntry):
     state_hash: str
     refused: str | None = None
     """Reason, when the state did not change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceEntry(JournalEntry):
+    """What was decided about the fleet, and by which numbers."""
+
+    stream: ClassVar[str] = "choices"
+    number: int
+    """From 0, one after the other."""
+    moment: str
+    state_version: int
+    state_hash: str
+    reason: str
+    serving: str
+    """The shape that could go on, empty where there is none."""
+    chosen: str
+    borrowed: int
+    """Workers on training GPUs in the chosen shape."""
+    serving_close_s: float
+    """Predicted for it; infinite where nothing serves."""
+    close_s: float
+    error_s: float
+    evaluated: int
+    gates: list[Json]
+    """`[gate, about, passed, reason, {name: number}]` each."""
+    plan: list[Json]
+    """`[kind of a group, [action of each step]]`; empty: nothing changes."""
+    inputs: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeEntry(JournalEntry):
+    """What became of the plan of a choice."""
+
+    stream: ClassVar[str] = "changes"
+    number: int
+    """Of the choice."""
+    seconds: float
+    done: bool
+    groups: list[Json]
+    """`[kind, done, why not]` each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,5 +151,13 @@ class StepEntry(JournalEntry):
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-STREAMS: Mapping[str, int] = {"decisions": 1, "turns": 1, "trajectories": 1, "groups": 1, "steps": 1}
+STREAMS: Mapping[str, int] = {
+    "decisions": 1,
+    "choices": 1,
+    "changes": 1,
+    "turns": 1,
+    "trajectories": 1,
+    "groups": 1,
+    "steps": 1,
+}
 """Stream name -> schema version; a reader refuses a version that it does not know."""

@@ -17,6 +17,8 @@ from typing import Any
 
 from pearl.records.journal import (
     STREAMS,
+    ChangeEntry,
+    ChoiceEntry,
     GroupEntry,
     JournalEntry,
     StateEntry,
@@ -26,7 +28,8 @@ from pearl.records.journal import (
 )
 
 ENTRIES: Mapping[str, type[JournalEntry]] = {
-    kind.stream: kind for kind in (StateEntry, TurnEntry, TrajectoryEntry, GroupEntry, StepEntry)
+    kind.stream: kind
+    for kind in (StateEntry, ChoiceEntry, ChangeEntry, TurnEntry, TrajectoryEntry, GroupEntry, StepEntry)
 }
 """Stream name -> the class of its entries."""
 

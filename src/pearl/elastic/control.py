@@ -1,0 +1,157 @@
+"""The fleet of a run under a policy: what there is at the beginning, and who shapes it from then on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+from pearl.core.decision import Situation
+from pearl.core.policy import Borrow, Policy
+from pearl.core.state import (
+    Activity,
+    ActivityChanged,
+    Gpu,
+    GpusJoined,
+    Role,
+    StateEvent,
+    WorkerAdded,
+)
+from pearl.elastic.executor import Executor
+from pearl.elastic.hands import Hands
+from pearl.elastic.rebuild import Rebuilder
+from pearl.elastic.scheduler import Scheduler
+from pearl.elastic.tracker import Tracker
+from pearl.errors import RunFailed
+from pearl.pipeline.concurrency import GuardExpired, guard
+from pearl.pipeline.run import FleetContext
+from pearl.ports import GpuSource, JournalSink, WorkerSpec
+from pearl.records.ids import WeightVersion, WorkerId
+from pearl.records.training import Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticOptions:
+    """What a policy shapes a fleet with."""
+
+    policy: Policy
+    situation: Situation
+    """Before anything was measured: priors of workload and platform, and of what borrowing costs."""
+    reserved: tuple[Gpu, ...]
+    training: tuple[Gpu, ...]
+    overlap_tp: int
+    """Of the workers on training GPUs."""
+    refit_share: float
+    first_worker_s: float = 1800.0
+    """Until a worker must serve."""
+    return_timeout_s: float = 300.0
+    change_timeout_s: float = 300.0
+    """For a worker to sleep, wake, or take another role."""
+
+
+@dataclass(slots=True)
+class ElasticFleet:
+    """A fleet that a policy shapes: the `FleetControl` of a run."""
+
+    options: ElasticOptions
+    source: GpuSource | None = None
+    _tracker: Tracker | None = None
+    _scheduler: Scheduler | None = None
+
+    def journal(self, sink: JournalSink) -> JournalSink:
+        """The runtime tracker listens to what is journalled."""
+        options = self.options
+        self._tracker = Tracker(sink=sink, profile=options.situation.profile, share=options.refit_share)
+        return self._tracker
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """Of a run that has begun."""
+        assert self._scheduler is not None, "the run has not begun"
+        return self._scheduler
+
+    async def start(self, context: FleetContext, manifest: Manifest) -> None:
+        """Overlap workers are started and put to sleep; then the policy decides, and the run begins with the first worker.
+
+        Raises:
+            RunFailed: overlap workers do not start, or no worker serves in time.
+        """
+        options = self.options
+        self._scheduler = self._make(context)
+        context.workers.begin(manifest)
+        for gpus in (options.reserved, options.training):
+            if gpus:
+                self._submit(GpusJoined(gpus=gpus))
+        await self._overlap(context)
+        if self.source is not None:
+            rebuilder = Rebuilder(source=self.source, scheduler=self.scheduler)
+            context.nursery.spawn(rebuilder.run(), name="elastic: GPU source")
+        self.scheduler.begin()
+        try:
+            async with guard(options.first_worker_s, "the first rollout worker"):
+                await self.scheduler.serving()
+        except GuardExpired as error:
+            raise RunFailed(str(error)) from error
+
+    async def training_begin(self, version: WeightVersion) -> None:
+        """As the scheduler has it."""
+        await self.scheduler.training_begin(version)
+
+    async def training_finished(self, version: WeightVersion) -> None:
+        """As the scheduler has it, whatever the version."""
+        del version
+        await self.scheduler.training_finished()
+
+    def _make(self, context: FleetContext) -> Scheduler:
+        options = self.options
+        assert self._tracker is not None, "the journal of the run goes through the tracker"
+        hands = Hands(
+            workers=context.workers, trainer=context.trainer, source=self.source, timeout_s=options.change_timeout_s
+        )
+        return Scheduler(
+            policy=options.policy,
+            workers=context.workers,
+            hands=hands,
+            executor=Executor(hands=hands, nursery=context.nursery),
+            tracker=self._tracker,
+            nursery=context.nursery,
+            progress=context.progress,
+            toggle=options.situation.toggle,
+            lease_prior_s=options.situation.lease_prior_s,
+            start_s=context.start_s,
+            return_timeout_s=options.return_timeout_s,
+        )
+
+    async def _overlap(self, context: FleetContext) -> None:
+        """Training workers, in the first slots, and the workers that share their GPUs, asleep."""
+        options, slot = self.options, 0
+        nodes = [tuple(gpu.id for gpu in gpus) for _, gpus in groupby(options.training, key=lambda gpu: gpu.node)]
+        for gpus in nodes:
+            self._submit(WorkerAdded(worker=WorkerId(slot), gpus=gpus, role=Role.TRAINING))
+            self._submit(ActivityChanged(worker=WorkerId(slot), activity=Activity.INACTIVE))
+            slot += 1
+        if options.policy.borrow is Borrow.NEVER:
+            return
+        tp = options.overlap_tp
+        blocks = [gpus[at : at + tp] for gpus in nodes for at in range(0, len(gpus) - tp + 1, tp)]
+        specs = [
+            WorkerSpec(worker=WorkerId(slot + number), gpus=gpus, role=Role.COLOCATED)
+            for number, gpus in enumerate(blocks)
+        ]
+        if not specs:
+            return
+        lent = [gpu for spec in specs for gpu in spec.gpus]
+        await context.trainer.lend_gpus(lent)
+        for spec in specs:
+            self._submit(WorkerAdded(worker=spec.worker, gpus=spec.gpus, role=spec.role))
+        report = await context.workers.fleet.start(specs, context.workers.start_timeout_s)
+        if report.failed:
+            why = "; ".join(f"worker {worker}: {detail}" for worker, detail in report.failed.items())
+            raise RunFailed(f"rollout workers on training GPUs: {why}")
+        await context.workers.fleet.sleep([spec.worker for spec in specs])
+        for spec in specs:
+            self._submit(ActivityChanged(worker=spec.worker, activity=Activity.INACTIVE))
+        await context.trainer.reclaim_gpus(lent)
+
+    def _submit(self, event: StateEvent) -> None:
+        if refusal := self.scheduler.workers.state.submit(event):
+            raise RunFailed(f"fleet: {refusal.detail}")

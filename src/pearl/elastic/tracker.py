@@ -1,0 +1,80 @@
+"""The runtime tracker: what turns and trajectories of a training step showed, and the profile that follows from it.
+
+Law: the profile moves once per training step, by the turns and trajectories that ended in it; nothing else is known of the
+workload, in the simulated world either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from pearl.core.makespan import Profile
+from pearl.core.workload import WorkloadSample, refit_workload
+from pearl.ports import JournalSink
+from pearl.records.journal import JournalEntry, TrajectoryEntry, TurnEntry
+from pearl.records.trajectory import TrajectoryStatus
+
+_WHOLE = frozenset(status.value for status in TrajectoryStatus if status.trainable)
+
+
+@dataclass(slots=True)
+class _Seen:
+    turns: list[float] = field(default_factory=list)
+    prompt_tokens: list[float] = field(default_factory=list)
+    new_tokens: list[float] = field(default_factory=list)
+    generated_tokens: list[float] = field(default_factory=list)
+    env_s: list[float] = field(default_factory=list)
+    generate_s: float = 0.0
+    waited_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Tracker:
+    """A journal sink that remembers what it passes on, until the next refit."""
+
+    sink: JournalSink
+    profile: Profile
+    share: float
+    """Weight of the newest step in the moving averages."""
+    ignored: int = 0
+    """Numbers that were no use."""
+    _seen: _Seen = field(default_factory=_Seen)
+
+    def write(self, entry: JournalEntry) -> None:
+        """Remember an entry, and pass it on."""
+        match entry:
+            case TurnEntry():
+                self._add(entry)
+            case TrajectoryEntry() if entry.status in _WHOLE:
+                self._seen.turns.append(float(entry.turns))
+            case _:
+                pass
+        self.sink.write(entry)
+
+    async def flush(self) -> None:
+        """Of what was passed on."""
+        await self.sink.flush()
+
+    def refit(self) -> None:
+        """The profile after what was seen since the last time."""
+        seen, self._seen = self._seen, _Seen()
+        busy_s = seen.generate_s + seen.waited_s
+        sample = WorkloadSample(
+            turns=seen.turns,
+            prompt_tokens=seen.prompt_tokens,
+            new_tokens=seen.new_tokens,
+            generated_tokens=seen.generated_tokens,
+            env_s=seen.env_s,
+            decoding_share=seen.generate_s / busy_s if busy_s > 0 else None,
+        )
+        refitted = refit_workload(self.profile.workload, sample, self.share)
+        self.ignored += refitted.ignored
+        self.profile = replace(self.profile, workload=refitted.profile)
+
+    def _add(self, turn: TurnEntry) -> None:
+        seen = self._seen
+        (seen.new_tokens if turn.turn else seen.prompt_tokens).append(float(turn.prompt))
+        seen.generated_tokens.append(float(turn.generated))
+        seen.env_s.append(turn.env_s)
+        seen.generate_s += turn.generate_s
+        seen.waited_s += turn.env_s
