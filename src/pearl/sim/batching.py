@@ -88,7 +88,7 @@ class Batching:
     def steps_by(self, now_s: float) -> int:
         """Tokens that each decoding request has drawn in the plan under way."""
         plan = self._plan
-        return 0 if plan is None else plan.steps_by(now_s if self._frozen_s is None else self._frozen_s)
+        return 0 if plan is None else plan.steps_by(now_s if self._frozen_s is None else min(now_s, self._frozen_s))
 
     def length(self, sequence: Sequence, steps: int) -> int:
         """Length of a request now, given `steps_by(now)`."""
@@ -176,6 +176,17 @@ class Batching:
                 self._plan.shift(now_s - self._frozen_s)
             self._frozen_s = None
             self._change(now_s)
+
+    def abandon(self, now_s: float) -> None:
+        """End every request with the tokens that it has; the iteration under way comes to nothing."""
+        self.advance(now_s)
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.stop(now_s if self._frozen_s is None else self._frozen_s)
+            if plan.count:
+                self._apply(plan)
+        for sequence in list(self.roster.requests.values()):
+            self.roster.end(sequence, EndReason.INTERRUPTED, now_s)
 
     def reload(self, version: WeightVersion, mode: LoadMode, now_s: float) -> int:
         """Go on under new weights, between two iterations; how many tokens of running requests are computed again."""

@@ -77,6 +77,11 @@ class Plan:
                 self.count = done
                 self.end_s = self.from_s + self._scale * self._curve.span_s(self._context, done)
 
+    def stop(self, now_s: float) -> None:
+        """Leave out what is not over."""
+        self.count = self.done_by(now_s)
+        self.end_s = min(self.end_s, now_s)
+
     def shift(self, seconds: float) -> None:
         """Do it later."""
         self.from_s += seconds
