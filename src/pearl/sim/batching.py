@@ -90,6 +90,14 @@ class Batching:
         plan = self._plan
         return 0 if plan is None else plan.steps_by(now_s if self._frozen_s is None else min(now_s, self._frozen_s))
 
+    def under_way(self, now_s: float) -> tuple[int, float]:
+        """Iterations of the plan under way that are over, and seconds since it began."""
+        plan = self._plan
+        if plan is None:
+            return 0, 0.0
+        now_s = now_s if self._frozen_s is None else min(now_s, self._frozen_s)
+        return plan.done_by(now_s), max(0.0, now_s - plan.from_s)
+
     def length(self, sequence: Sequence, steps: int) -> int:
         """Length of a request now, given `steps_by(now)`."""
         length = self.roster.length(sequence)

@@ -163,7 +163,9 @@ class SimEngine:
         await self._process.answer()
         self._settle()
         roster, counts = self._roster, self._roster.counts
-        new_tokens = roster.decoding * self._batching.steps_by(_now_s())
+        now_s = _now_s()
+        new_tokens = roster.decoding * self._batching.steps_by(now_s)
+        iterations, busy_s = self._batching.under_way(now_s)
         return EngineStats(
             version=roster.version,
             running=len(roster.running),
@@ -171,8 +173,8 @@ class SimEngine:
             kv_used_tokens=min(self._cache.used_tokens + new_tokens, self._cache.capacity_tokens),
             generated_tokens=counts.generated_tokens + new_tokens,
             computed_prompt_tokens=counts.computed_prompt_tokens,
-            iterations=counts.iterations,
-            busy_s=counts.busy_s,
+            iterations=counts.iterations + iterations,
+            busy_s=counts.busy_s + busy_s,
         )
 
     def events(self) -> AsyncIterator[tuple[Chunk, ...]]:
@@ -215,6 +217,7 @@ class SimEngine:
             self.lost_tokens += length - told
             if told > sequence.told:
                 self._stream.put(sequence.chunk(told, None))
+        self._batching.abandon(now_s)
         self._leave(detail)
         self._on_death(detail)
 
