@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
@@ -87,9 +86,9 @@ class World:
             kv_ttl_s=0.4099,
         )
         self.engines = [SimEngine(WorkerId(n), settings, EngineWorld()) for n in range(2)]
-        self.told: list[tuple[object, ...]] = []
-        self.times_s: list[float] = []
-        self.handles: list[tuple[KvHandle, int, int]] = []
+        self.told: list[list[tuple[object, ...]]] = [[], []]
+        self.times_s: list[list[float]] = [[], []]
+        self.handles: list[list[tuple[KvHandle, int, int]]] = [[], []]
         self.requests: dict[RequestId, tuple[int, int, int]] = {}
         self.tasks: list[asyncio.Task[object]] = []
         self.version = 0
@@ -101,19 +100,19 @@ class World:
                 for chunk in chunks:
                     self._note(n, chunk)
         except WorkerLost:
-            self.told.append((n, "lost"))
-            self.times_s.append(asyncio.get_running_loop().time())
+            self.told[n].append((n, "lost"))
+            self.times_s[n].append(asyncio.get_running_loop().time())
 
     def _note(self, n: int, chunk: Chunk) -> None:
         kv = None if chunk.kv is None else (chunk.kv.id, chunk.kv.start, chunk.kv.tokens, chunk.kv.version)
         versions = tuple((run.version, run.tokens) for run in chunk.versions.runs)
         assert len(chunk.token_ids) == len(chunk.logprobs) == len(chunk.versions)
-        self.told.append(
+        self.told[n].append(
             (n, chunk.request, chunk.start, len(chunk.token_ids), versions, chunk.end, kv, chunk.computed_prompt_tokens)
         )
-        self.times_s.append(asyncio.get_running_loop().time())
+        self.times_s[n].append(asyncio.get_running_loop().time())
         if chunk.kv is not None:
-            self.handles.append((chunk.kv, *self.requests[chunk.request][1:]))
+            self.handles[n].append((chunk.kv, *self.requests[chunk.request][1:]))
 
     async def submit(self, action: Action, kv: tuple[KvHandle, int, int] | None = None) -> None:
         number, turn, mode = action.number, action.turn, action.mode
@@ -158,10 +157,10 @@ class World:
                 asyncio.get_running_loop().call_later(0.0917, engine.unhang)
             case "release":
                 await engine.release(TrajectoryId(f"t{action.number}"))
-            case "import" if self.handles:
-                await self.submit(action, self.handles[-1])
-            case "drop" if self.handles:
-                handle, number, _ = self.handles.pop()
+            case "import" if self.handles[1 - action.engine]:
+                await self.submit(action, self.handles[1 - action.engine][-1])
+            case "drop" if self.handles[action.engine]:
+                handle, number, _ = self.handles[action.engine].pop()
                 await self.engines[handle.owner].release(TrajectoryId(f"t{number}"), handle)
 
     async def play(self, actions: list[Action]) -> dict[str, object]:
@@ -196,12 +195,12 @@ def test_jumping_is_stepping(actions: list[Action], mixing: Mixing, seats: int) 
     ends = [run_virtual(world.play(actions)) for world in (stepping, jumping)]
     assert jumping.told == stepping.told
     assert ends[1] == ends[0]
-    assert jumping.times_s == pytest.approx(stepping.times_s, rel=1e-9)
+    for n in range(2):
+        assert jumping.times_s[n] == pytest.approx(stepping.times_s[n], rel=1e-9)
     # Whatever happens, every request that nobody lost has ended, and holds nothing.
     assert ends[1]["open"] == [[]] * len(ends[1]["open"])  # type: ignore[arg-type]
     assert ends[1]["held"] == [0] * len(ends[1]["held"])  # type: ignore[arg-type]
     told: dict[object, int] = {}
-    for _, request, start, tokens, *_ in (entry for entry in jumping.told if len(entry) > 2):
+    for _, request, start, tokens, *_ in (entry for engine in jumping.told for entry in engine if len(entry) > 2):
         assert told.setdefault(request, start) == start  # type: ignore[arg-type]
         told[request] = start + tokens  # type: ignore[operator]
-    assert math.isfinite(sum(jumping.times_s))

@@ -217,11 +217,12 @@ class Batching:
         self.advance(now_s)
 
     def _settle(self, now_s: float) -> None:
-        """Evict what iterations that are over needed room of, before something else becomes free."""
+        """Evict what iterations that are over needed the room of, and end exports, before something else becomes free."""
         tokens = self.roster.decoding * self.steps_by(now_s)
         self._cache.held_tokens += tokens
         self._cache.make_room()
         self._cache.held_tokens -= tokens
+        self._cache.expire(now_s)
 
     def _apply(self, plan: Plan) -> None:
         roster, counts = self.roster, self.roster.counts
@@ -230,6 +231,9 @@ class Batching:
         self._history.add(plan, roster.steps)
         if plan.decodes:
             roster.step(plan.count)
+        # What was over before is used before what ends now.
+        self._cache.make_room()
+        self._cache.expire(plan.end_s + slack_s(plan.end_s))
         for sequence, tokens in plan.shares:
             roster.compute(sequence, tokens, plan.end_s)
         roster.finish(plan.end_s)
@@ -252,10 +256,13 @@ class Batching:
         if not self._pauses:
             roster.admit(at_s)
             stand_still = roster.prefills and self._limits.mixing is Mixing.ALONE
+            preemptions = roster.counts.preemptions
             roster.make_way(0 if stand_still else 1, at_s)
-            self._plan = self._next(at_s)
+            # Where somebody gave way, there may be more room than was needed: look again at the next boundary.
+            longest = self._limits.longest_run if preemptions == roster.counts.preemptions else 1
+            self._plan = self._next(at_s, longest)
 
-    def _next(self, at_s: float) -> Plan | None:
+    def _next(self, at_s: float, longest: int) -> Plan | None:
         roster = self.roster
         decoding = roster.decoding
         if roster.prefills:
@@ -263,7 +270,7 @@ class Batching:
         if not decoding:
             return None
         room = self._cache.free_tokens // decoding
-        count = min(roster.steps_left(), room, self._limits.longest_run)
+        count = min(roster.steps_left(), room, longest)
         return Plan.run(at_s, self._costs.curve(decoding), self.scale, roster.lengths / decoding, count)
 
     def _prefill_plan(self, at_s: float) -> Plan:

@@ -74,6 +74,7 @@ class SimEngine:
         """When progress is told next."""
         self._kept_back: list[TurnRequest] = []
         """Submitted while weights were loaded."""
+        self._loading = asyncio.Lock()
         self._boundary: list[asyncio.Future[None]] = []
         """Wait for no iteration to be under way."""
         self._process = Process(worker)
@@ -136,12 +137,16 @@ class SimEngine:
             )
         if self._is_asleep:
             raise WeightsError(f"{where}: it sleeps; wake it first")
+        async with self._loading:
+            return await self._load(manifest, mode, where)
+
+    async def _load(self, manifest: Manifest, mode: LoadMode, where: str) -> LoadReport:
         began_s = _now_s()
         await self._pause()
         try:
             if self._world.weights is not None:
                 await self._process.call(self._world.weights.pull(end_name(self.worker), manifest), "weights")
-            await self._process.call(asyncio.sleep(profile.weight_load_s), "weights")
+            await self._process.call(asyncio.sleep(self.settings.profile.weight_load_s), "weights")
             await self._process.answer()
             if self._is_asleep:
                 raise WeightsError(f"{where}: it was put to sleep meanwhile; wake it first")
@@ -320,10 +325,12 @@ class SimEngine:
 
     def _settle(self) -> None:
         """Do what is over by now, tell what ended, and set the timer."""
-        if self.is_gone:
-            return
+        if not self.is_gone:
+            self._batching.advance(_now_s())
+            self._tell()
+
+    def _tell(self) -> None:
         batching, roster = self._batching, self._roster
-        batching.advance(_now_s())
         while roster.ended or roster.importing:
             ended, roster.ended = roster.ended, []
             for sequence, reason, kv, error in ended:
@@ -355,10 +362,11 @@ class SimEngine:
     def _on_timer(self, due_s: float) -> None:
         self._timer = None
         # A loop may be early by its resolution.
-        self._batching.advance(due_s)
-        if due_s >= self._report_s:
-            self._report(due_s)
-        self._settle()
+        now_s = max(due_s, _now_s())
+        self._batching.advance(now_s)
+        if now_s >= self._report_s:
+            self._report(now_s)
+        self._tell()
 
     def _report(self, now_s: float) -> None:
         """Tell the progress of every request that has some."""

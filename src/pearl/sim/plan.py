@@ -11,10 +11,13 @@ from pearl.sim.sequence import Sequence
 SLACK_S = 1e-9
 """A boundary that is no further away is here: clocks, and sums of seconds, are no more exact."""
 
+_EXACT_S = 1e6
+"""Up to here, four steps of the float are less."""
+
 
 def slack_s(now_s: float) -> float:
     """`SLACK_S`, or a few steps of the float that far from 0."""
-    return max(SLACK_S, 4 * math.ulp(now_s))
+    return SLACK_S if now_s < _EXACT_S else max(SLACK_S, 4 * math.ulp(now_s))
 
 
 class Plan:
