@@ -35,7 +35,11 @@ class OnVirtualTime:
 
 def settings(mixing: Mixing = Mixing.CHUNKED, longest_run: int = 1 << 40) -> EngineSettings:
     profile = engine_profile(
-        1, linear_times(0.001, 1e-5, 1e-6), capacity=4096, kv_bytes=1024, hand_off=HandOff(fixed_s=0.002, s_per_byte=1e-9)
+        1,
+        linear_times(0.001, 1e-5, 1e-6),
+        capacity=4096,
+        kv_bytes=1024,
+        hand_off=HandOff(fixed_s=0.002, s_per_byte=1e-9),
     )
     return EngineSettings(
         profile=replace(profile, model_hash=FAKE_MODEL_HASH, weight_load_s=0.002),

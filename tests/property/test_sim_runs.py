@@ -47,7 +47,9 @@ class Action:
 ACTIONS = st.builds(
     Action,
     wait=st.integers(0, 60),
-    kind=st.sampled_from(["submit"] * 9 + ["interrupt", "load", "void", "kill", "slow", "hang", "release", "import", "drop"]),
+    kind=st.sampled_from(
+        ["submit"] * 9 + ["interrupt", "load", "void", "kill", "slow", "hang", "release", "import", "drop"]
+    ),
     engine=st.integers(0, 1),
     number=st.integers(0, len(SCRIPTS) - 1),
     turn=st.integers(0, 2),

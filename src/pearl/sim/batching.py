@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
+from pearl.ports import EngineStats
 from pearl.records.ids import HandleId, RequestId, TrajectoryId, WeightVersion
 from pearl.records.training import LoadMode
 from pearl.records.turn import EndReason
@@ -90,13 +91,22 @@ class Batching:
         plan = self._plan
         return 0 if plan is None else plan.steps_by(now_s if self._frozen_s is None else min(now_s, self._frozen_s))
 
-    def under_way(self, now_s: float) -> tuple[int, float]:
-        """Iterations of the plan under way that are over, and seconds since it began."""
-        plan = self._plan
-        if plan is None:
-            return 0, 0.0
-        now_s = now_s if self._frozen_s is None else min(now_s, self._frozen_s)
-        return plan.done_by(now_s), max(0.0, now_s - plan.from_s)
+    def stats(self, now_s: float, *, kept_back: int = 0) -> EngineStats:
+        """Counters and load, iterations under way included; `kept_back` requests wait elsewhere."""
+        roster, counts, plan = self.roster, self.roster.counts, self._plan
+        new_tokens = roster.decoding * self.steps_by(now_s)
+        if self._frozen_s is not None:
+            now_s = min(now_s, self._frozen_s)
+        return EngineStats(
+            version=roster.version,
+            running=len(roster.running),
+            waiting=len(roster.waiting) + kept_back,
+            kv_used_tokens=min(self._cache.used_tokens + new_tokens, self._cache.capacity_tokens),
+            generated_tokens=counts.generated_tokens + new_tokens,
+            computed_prompt_tokens=counts.computed_prompt_tokens,
+            iterations=counts.iterations + (0 if plan is None else plan.done_by(now_s)),
+            busy_s=counts.busy_s + (0.0 if plan is None else max(0.0, now_s - plan.from_s)),
+        )
 
     def length(self, sequence: Sequence, steps: int) -> int:
         """Length of a request now, given `steps_by(now)`."""
@@ -175,6 +185,11 @@ class Batching:
     def freeze(self, now_s: float) -> None:
         """Let time stand still, in the middle of an iteration."""
         self.advance(now_s)
+        plan = self._plan
+        if plan is not None and 0 < (done := plan.done_by(now_s)) < plan.count:
+            # What is over stays where it is when the rest is shifted.
+            self._plan = plan.split(done)
+            self._apply(plan)
         self._frozen_s = now_s
 
     def thaw(self, now_s: float) -> None:

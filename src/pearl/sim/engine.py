@@ -167,20 +167,7 @@ class SimEngine:
         """Counters since start, and the load now."""
         await self._process.answer()
         self._settle()
-        roster, counts = self._roster, self._roster.counts
-        now_s = _now_s()
-        new_tokens = roster.decoding * self._batching.steps_by(now_s)
-        iterations, busy_s = self._batching.under_way(now_s)
-        return EngineStats(
-            version=roster.version,
-            running=len(roster.running),
-            waiting=len(roster.waiting) + len(self._kept_back),
-            kv_used_tokens=min(self._cache.used_tokens + new_tokens, self._cache.capacity_tokens),
-            generated_tokens=counts.generated_tokens + new_tokens,
-            computed_prompt_tokens=counts.computed_prompt_tokens,
-            iterations=counts.iterations + iterations,
-            busy_s=counts.busy_s + busy_s,
-        )
+        return self._batching.stats(_now_s(), kept_back=len(self._kept_back))
 
     def events(self) -> AsyncIterator[tuple[Chunk, ...]]:
         """The one stream of chunks."""
@@ -385,7 +372,7 @@ class SimEngine:
             if not self._batching.is_between:
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._boundary.append(waiter)
-                await self._process.call(_until(waiter), "boundary")
+                await self._process.wait(waiter)
         except BaseException:
             self._resume()
             raise
@@ -404,10 +391,6 @@ class SimEngine:
         self.exports.lost = True
         self._schedule()
         self._stream.close(self._process.loss)
-
-
-async def _until(waiter: asyncio.Future[None]) -> None:
-    await waiter
 
 
 def _now_s() -> float:

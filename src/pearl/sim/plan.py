@@ -85,6 +85,15 @@ class Plan:
         self.count = self.done_by(now_s)
         self.end_s = min(self.end_s, now_s)
 
+    def split(self, done: int) -> Plan:
+        """End behind the first iterations of a run, at least one and not all; what is left of it."""
+        assert self._curve is not None, "one iteration cannot be split"
+        first_s = self._scale * self._curve.span_s(self._context, done)
+        rest = Plan.run(self.from_s + first_s, self._curve, self._scale, self._context + done, self.count - done)
+        rest.is_cut, rest.end_s = self.is_cut, self.end_s
+        self.count, self.end_s = done, rest.from_s
+        return rest
+
     def shift(self, seconds: float) -> None:
         """Do it later."""
         self.from_s += seconds

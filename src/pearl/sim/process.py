@@ -62,6 +62,18 @@ class Process:
                 raise self.loss from None
             raise
 
+    async def wait(self, event: asyncio.Future[T]) -> T:
+        """Wait for something.
+
+        Raises:
+            WorkerLost: it ended meanwhile.
+        """
+
+        async def happened() -> T:
+            return await event
+
+        return await self.call(happened(), "waiting")
+
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Do something beside; it is cancelled with the process."""
         task = asyncio.get_running_loop().create_task(work, name=f"worker {self._worker}: {name}")
