@@ -124,6 +124,7 @@ class Batching:
 
     def submit(self, sequences: Many[Sequence], now_s: float) -> None:
         """Queue requests that can be served."""
+        self.advance(now_s)
         is_blocked = bool(self.roster.waiting)
         for sequence in sequences:
             self.roster.add(sequence)
@@ -133,6 +134,7 @@ class Batching:
 
     def interrupt(self, ids: Many[RequestId], now_s: float) -> None:
         """End requests at the next boundary; unknown ones are ignored."""
+        self.advance(now_s)
         found = [sequence for sequence in map(self.roster.requests.get, ids) if sequence is not None]
         if found:
             self._leaving += found
@@ -140,6 +142,7 @@ class Batching:
 
     def imported(self, sequence: Sequence, now_s: float) -> None:
         """The KV of an importing request is there."""
+        self.advance(now_s)
         if sequence.phase is Phase.IMPORTING:
             self._arrived.append(sequence)
             self._change(now_s)
@@ -164,6 +167,7 @@ class Batching:
 
     def pause(self, now_s: float) -> None:
         """Begin no iteration after the one under way; each call wants a `resume`."""
+        self.advance(now_s)
         self._pauses += 1
         self._change(now_s)
 
@@ -179,6 +183,7 @@ class Batching:
 
     def rescale(self, scale: float, now_s: float) -> None:
         """Change `scale`."""
+        self.advance(now_s)
         self.scale = scale
         self._change(now_s)
 

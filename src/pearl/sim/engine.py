@@ -263,7 +263,6 @@ class SimEngine:
 
     def _submit(self, requests: Sequence[TurnRequest]) -> None:
         now_s = _now_s()
-        self._batching.advance(now_s)
         taken: list[Running] = []
         for request in requests:
             refused = self._unready and f"the engine is {self._unready}"

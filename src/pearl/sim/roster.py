@@ -91,11 +91,24 @@ class Roster:
         sequence.cached += tokens
         sequence.computed += tokens
         self.counts.computed_prompt_tokens += tokens
-        if sequence.cached == sequence.length:
-            del self.prefills[sequence.number]
+        left = sequence.length - sequence.cached
+        if left > 1:
+            return
+        del self.prefills[sequence.number]
+        if left:
+            # The last one is computed as a token that was drawn is.
+            self.cache.held_tokens -= 1
+            self._decode_last(sequence, at_s)
+        else:
             sequence.length += 1
             self.counts.generated_tokens += 1
             self._decode(sequence, at_s)
+
+    def _decode_last(self, sequence: Sequence, at_s: float) -> None:
+        """Go on with one token of context to compute."""
+        sequence.single = sequence.length
+        self.counts.computed_prompt_tokens += 1
+        self._decode(sequence, at_s)
 
     def finish(self, at_s: float) -> None:
         """End the requests that have all their tokens."""
@@ -158,10 +171,8 @@ class Roster:
         sequence.cached = cached = min(cached, sequence.length - 1)
         sequence.kv_version = version if cached else self.version
         if sequence.length - cached == 1:
-            sequence.single = sequence.length
-            self.counts.computed_prompt_tokens += 1
             self.cache.held_tokens += cached
-            self._decode(sequence, at_s)
+            self._decode_last(sequence, at_s)
         else:
             sequence.phase = Phase.PREFILLING
             self.cache.held_tokens += sequence.length
