@@ -82,7 +82,7 @@ class Naive:
     cached: int = 0
 
 
-def naive(
+def naive(  # noqa: C901 - one loop, as one would write it first
     times: IterationTimes, limits: Limits, arrivals: list[tuple[float, Sequence]], capacity: int
 ) -> list[tuple[str, float]]:
     """One iteration after the other, written down as the laws say; no prefixes are shared, and none is evicted."""
