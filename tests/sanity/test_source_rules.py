@@ -28,6 +28,10 @@ COVERED_BY: Mapping[str, str] = {
     "pearl.engine.embedded.compiled": "tests/unit/engine/embedded/test_model.py",
     "pearl.engine.embedded.operations": "tests/unit/engine/embedded/test_model.py",
     "pearl.engine.embedded.weights": "tests/unit/engine/embedded/test_load.py",
+    "pearl.sim.imports": "tests/unit/sim/test_engine.py",
+    "pearl.sim.limits": "tests/unit/sim/test_settings.py",
+    "pearl.sim.requests": "tests/unit/sim/test_engine.py",
+    "pearl.sim.roster": "tests/unit/sim/test_batching.py",
     # A suite is tested by what has to pass it.
     "pearl.testing.contracts": "tests/contract/test_fakes.py",
     "pearl.testing.world": "tests/property/test_pipeline.py",

@@ -103,7 +103,7 @@ class TrainerActor:
 def _ledger_line(batch: TrainingBatch, report: TrainReport) -> str:
     """What a step has consumed: per sample its trajectory, trained tokens and the checksum of its token ids."""
     samples = [
-        [sample.trajectory, len(sample.logprobs), f"{zlib.crc32(sample.token_ids.array.tobytes()):08x}"]
+        [sample.trajectory, len(sample.logprobs), f"{zlib.crc32(sample.ids.array.tobytes()):08x}"]
         for sample in batch.samples
     ]
     return json.dumps({"version": report.version, "samples": samples}, separators=(",", ":")) + "\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pearl.records.ids import WeightVersion
-from pearl.records.tokens import Floats, TokenIds
+from pearl.records.tokens import Floats, TokenCount, TokenIds, Tokens, Zeros
 from pearl.records.training import TrainingBatch, TrainingSample
 from pearl.records.trajectory import Group, Trajectory
 from pearl.records.turn import Versions
@@ -22,17 +22,15 @@ def assemble(version: WeightVersion, groups: list[Group]) -> TrainingBatch:
 
 
 def _sample(trajectory: Trajectory) -> TrainingSample:
-    ids: list[np.ndarray] = []
-    logprobs: list[np.ndarray] = []
+    tokens: list[Tokens] = []
+    logprobs: list[Floats] = []
     trained: list[tuple[int, int]] = []
     versions = Versions()
     position = 0
     for turn in trajectory.turns:
         prompt, completion = turn.prompt, turn.completion
-        if not isinstance(prompt, TokenIds) or not isinstance(completion.token_ids, TokenIds):
-            raise TypeError(f"trajectory {trajectory.id}: a training sample needs token ids, got only their count")
-        ids += [prompt.array, completion.token_ids.array]
-        logprobs.append(completion.logprobs.array)
+        tokens += [prompt, completion.token_ids]
+        logprobs.append(completion.logprobs)
         start = position + len(prompt)
         position = start + len(completion.token_ids)
         trained.append((start, position))
@@ -40,9 +38,24 @@ def _sample(trajectory: Trajectory) -> TrainingSample:
     return TrainingSample(
         trajectory=trajectory.id,
         group=trajectory.group,
-        token_ids=TokenIds(np.concatenate(ids)),
+        token_ids=_joined(trajectory, tokens),
         trained=tuple(trained),
-        logprobs=Floats(np.concatenate(logprobs)),
+        logprobs=_joined_floats(logprobs),
         versions=versions,
         reward=trajectory.reward,
     )
+
+
+def _joined(trajectory: Trajectory, parts: list[Tokens]) -> TokenIds | TokenCount:
+    ids = [part.array for part in parts if isinstance(part, TokenIds)]
+    if len(ids) == len(parts):
+        return TokenIds(np.concatenate(ids))
+    if ids:
+        raise TypeError(f"trajectory {trajectory.id}: got token ids and counts of tokens, want one or the other")
+    return TokenCount(sum(len(part) for part in parts))
+
+
+def _joined_floats(parts: list[Floats]) -> Floats:
+    if all(isinstance(part, Zeros) for part in parts):
+        return Zeros(sum(len(part) for part in parts))
+    return Floats(np.concatenate([part.array for part in parts]))

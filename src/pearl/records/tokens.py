@@ -60,7 +60,7 @@ class _Packed:
             return self
         if not len(self):
             return other
-        joined = np.concatenate((self._values, other._values))
+        joined = np.concatenate((self.array, other.array))
         joined.flags.writeable = False
         return self._wrap(joined)
 
@@ -91,6 +91,52 @@ class Floats(_Packed):
 
     __slots__ = ()
     _dtype = np.float32
+
+
+class Zeros(Floats):
+    """So many zeros, of which only their number is stored: log-probabilities of what is counted, not drawn.
+
+    They are what they stand for: what a script prescribes is certain, and log 1 = 0.
+    """
+
+    __slots__ = ("_count",)
+
+    def __init__(self, count: int = 0) -> None:
+        if count < 0:
+            raise ValueError(f"Zeros: got {count}, want >= 0")
+        self._count = count
+
+    @property
+    def array(self) -> npt.NDArray[np.float32]:
+        """The zeros, made when asked for, shape `[len]`."""
+        return np.broadcast_to(np.float32(0), (self._count,))
+
+    def tolist(self) -> list[float]:
+        """The zeros as plain Python numbers."""
+        return [0.0] * self._count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, key: slice, /) -> Zeros:
+        return Zeros(len(range(*key.indices(self._count))))
+
+    def __add__(self, other: Floats, /) -> Floats:  # type: ignore[override]
+        if isinstance(other, Zeros):
+            return Zeros(self._count + other._count)
+        return Floats(self.array) + other if self._count else other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Zeros) and other._count == self._count
+
+    def __hash__(self) -> int:
+        return hash(("Zeros", self._count))
+
+    def __repr__(self) -> str:
+        return f"Zeros({self._count})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Zeros, (self._count,))
 
 
 class TokenCount:

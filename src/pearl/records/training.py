@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pearl.records.ids import GroupId, TrajectoryId, WeightVersion
-from pearl.records.tokens import Floats, TokenIds
+from pearl.records.tokens import Floats, TokenCount, TokenIds
 from pearl.records.turn import Versions
 
 
@@ -18,8 +18,8 @@ class TrainingSample:
 
     trajectory: TrajectoryId
     group: GroupId
-    token_ids: TokenIds
-    """Shape `[L]`."""
+    token_ids: TokenIds | TokenCount
+    """Shape `[L]`; a count where a simulated engine generated."""
     trained: tuple[tuple[int, int], ...]
     """Half-open ranges `[start, stop)` of generated positions, ascending, disjoint; everything else is context."""
     logprobs: Floats
@@ -27,6 +27,17 @@ class TrainingSample:
     versions: Versions
     """Covers G tokens."""
     reward: float
+
+    @property
+    def ids(self) -> TokenIds:
+        """The token ids, for whoever computes with them.
+
+        Raises:
+            TypeError: they were counted, not drawn.
+        """
+        if isinstance(self.token_ids, TokenIds):
+            return self.token_ids
+        raise TypeError(f"trajectory {self.trajectory}: this needs token ids, got only their count")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,7 +180,7 @@ def _read(path: Path) -> str:
 
 
 def _fingerprint(sample: TrainingSample) -> bytes:
-    ids = sample.token_ids.array.tobytes() + sample.logprobs.array.tobytes()
+    ids = sample.ids.array.tobytes() + sample.logprobs.array.tobytes()
     return f"{sample.trajectory}|{sample.group}|{sample.trained}|{sample.versions}|{sample.reward}|".encode() + ids
 
 

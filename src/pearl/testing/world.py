@@ -179,7 +179,7 @@ class FakeWorld:
                     delivered.setdefault((one.trajectory, position), []).append(token)
         for batch in self.trainer.batches:
             for sample in batch.samples:
-                ids = sample.token_ids.tolist()
+                ids = sample.ids.tolist()
                 positions = [n for start, stop in sample.trained for n in range(start, stop)]
                 versions = [run.version for run in sample.versions.runs for _ in range(run.tokens)]
                 for position, *drawn in zip(positions, sample.logprobs.tolist(), versions, strict=True):

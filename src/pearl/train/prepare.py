@@ -47,7 +47,7 @@ def prepare(batch: TrainingBatch, version: int, vocabulary: int, advantage_offse
         _check(sample, version, vocabulary)
     rewards = [sample.reward for sample in batch.samples]
     advantages, zero = group_advantages(rewards, [sample.group for sample in batch.samples], advantage_offset)
-    sequences = tuple(TokenSequence.of(sample.token_ids.array, sample.trained) for sample in batch.samples)
+    sequences = tuple(TokenSequence.of(sample.ids.array, sample.trained) for sample in batch.samples)
     return PreparedBatch(
         sequences=sequences,
         behaviour=tuple(sample.logprobs.array.astype(np.float64) for sample in batch.samples),
@@ -78,7 +78,7 @@ def _check(sample: TrainingSample, version: int, vocabulary: int) -> None:
         raise TrainingError(f"{where}: a log-probability is not finite")
     if not np.isfinite(sample.reward):
         raise TrainingError(f"{where}: reward: got {sample.reward}, want a finite number")
-    ids = sample.token_ids.array
+    ids = sample.ids.array
     if length and (ids.min() < 0 or ids.max() >= vocabulary):
         raise TrainingError(f"{where}: token ids {ids.min()}..{ids.max()}, want 0..{vocabulary - 1} (the model's)")
     newest = max((run.version for run in sample.versions.runs), default=version)

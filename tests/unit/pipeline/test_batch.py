@@ -5,7 +5,7 @@ import pytest
 
 from pearl.pipeline.batch import assemble
 from pearl.records.ids import GroupId, TrajectoryId, WeightVersion, WorkerId
-from pearl.records.tokens import Floats, TokenCount, TokenIds, Tokens
+from pearl.records.tokens import Floats, TokenCount, TokenIds, Tokens, Zeros
 from pearl.records.trajectory import Group, GroupStatus, Trajectory, TrajectoryStatus, Turn
 from pearl.records.turn import Completion, EndReason, Versions
 from pearl.testing.world import fake_task
@@ -60,9 +60,9 @@ def test_a_sample_is_the_conversation_with_the_drawn_ranges_marked() -> None:
     )
     batch = assemble(WeightVersion(6), [group(0, one)])
     (sample,) = batch.samples
-    assert sample.token_ids.tolist() == [1, 2, 3, 10, 11, 5, 12, 13, 14, 6, 7, 15]
+    assert sample.ids.tolist() == [1, 2, 3, 10, 11, 5, 12, 13, 14, 6, 7, 15]
     assert sample.trained == ((3, 5), (6, 9), (11, 12))
-    ids = sample.token_ids.array
+    ids = sample.ids.array
     assert np.concatenate([ids[start:stop] for start, stop in sample.trained]).tolist() == [10, 11, 12, 13, 14, 15]
     assert sample.logprobs.tolist() == [-10 / 16, -11 / 16, -12 / 16, -13 / 16, -14 / 16, -15 / 16]
     assert sample.versions == Versions.of([(4, 3), (5, 2), (6, 1)])
@@ -87,15 +87,32 @@ def test_a_trajectory_without_a_generated_token_is_left_out() -> None:
     assert [sample.trajectory for sample in batch.samples] == ["g0.1"]
 
 
-@pytest.mark.parametrize("prompt", [TokenCount(3), TokenIds([1])])
-def test_counts_of_tokens_are_no_training_data(prompt: Tokens) -> None:
-    counted = Turn(
+def counted(prompt: Tokens, logprobs: Floats) -> Turn:
+    return Turn(
         prompt=prompt,
         completion=Completion(
-            token_ids=TokenCount(2), logprobs=Floats([-1, -1]), versions=Versions.of([(0, 2)]), end=EndReason.STOP
+            token_ids=TokenCount(2), logprobs=logprobs, versions=Versions.of([(0, 2)]), end=EndReason.STOP
         ),
         reward=0.0,
         env_s=0.0,
     )
-    with pytest.raises(TypeError, match=r"trajectory g0\.0: a training sample needs token ids"):
-        assemble(WeightVersion(0), [group(0, trajectory("g0.0", counted))])
+
+
+def test_counts_of_tokens_make_a_sample_that_nobody_can_compute_with() -> None:
+    turns = (counted(TokenCount(3), Zeros(2)), counted(TokenCount(4), Zeros(2)))
+    (sample,) = assemble(WeightVersion(0), [group(0, trajectory("g0.0", *turns))]).samples
+    assert (sample.token_ids, sample.logprobs) == (TokenCount(11), Zeros(4))
+    assert sample.trained == ((3, 5), (9, 11))
+    with pytest.raises(TypeError, match=r"trajectory g0\.0: this needs token ids, got only their count"):
+        _ = sample.ids
+
+
+def test_log_probabilities_may_be_known_of_counted_tokens() -> None:
+    turns = (counted(TokenCount(3), Floats([-1, -2])), counted(TokenCount(4), Zeros(2)))
+    (sample,) = assemble(WeightVersion(0), [group(0, trajectory("g0.0", *turns))]).samples
+    assert sample.logprobs == Floats([-1, -2, 0, 0])
+
+
+def test_ids_and_counts_do_not_mix() -> None:
+    with pytest.raises(TypeError, match=r"trajectory g0\.0: got token ids and counts of tokens, want one or the other"):
+        assemble(WeightVersion(0), [group(0, trajectory("g0.0", counted(TokenIds([1]), Zeros(2))))])

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pearl.records.tokens import Floats, TokenCount, TokenIds
+from pearl.records.tokens import Floats, TokenCount, TokenIds, Zeros
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 BOUND = st.none() | st.integers(-12, 12)
@@ -100,3 +100,30 @@ def test_they_show_what_they_hold() -> None:
     assert repr(TokenIds([3, 4])) == "TokenIds([3, 4])"
     assert repr(Floats([-0.5])) == "Floats([-0.5])"
     assert repr(TokenCount(7)) == "TokenCount(7)"
+
+
+@given(st.integers(0, 12), st.integers(0, 12), BOUND, BOUND, STEP)
+def test_zeros_are_floats_that_are_zero(
+    left: int, right: int, start: int | None, stop: int | None, step: int | None
+) -> None:
+    zeros = Zeros(left)
+    assert zeros.tolist() == zeros.array.tolist() == [0.0] * left
+    assert zeros.array.dtype == np.float32
+    assert len(zeros[start:stop:step]) == len(([0.0] * left)[start:stop:step])
+    assert zeros + Zeros(right) == Zeros(left + right)
+    assert hash(zeros) == hash(Zeros(left))
+    assert pickle.loads(pickle.dumps(zeros)) == zeros
+    some = Floats([-1.5])
+    assert (zeros + some).tolist() == [0.0] * left + [-1.5]
+    assert (some + zeros).tolist() == [-1.5] + [0.0] * left
+
+
+def test_zeros_take_no_memory_and_cannot_be_changed() -> None:
+    many = Zeros(10**12)
+    assert len((many + many)[1:]) == 2 * 10**12 - 1
+    with pytest.raises(ValueError, match="read-only"):
+        Zeros(2).array[0] = 1
+    with pytest.raises(ValueError, match=r"Zeros: got -1, want >= 0"):
+        Zeros(-1)
+    assert Zeros(2) != Floats([0, 0])
+    assert repr(Zeros(2)) == "Zeros(2)"

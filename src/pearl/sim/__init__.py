@@ -1,0 +1,1 @@
+"""The simulated world: the ports of the runtime on virtual time."""
