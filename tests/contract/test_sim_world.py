@@ -10,7 +10,7 @@ from pearl.records.ids import WeightVersion
 from pearl.sim.network import Network
 from pearl.sim.weights import SimWeightStore
 from pearl.testing.contracts.weights import WeightStoreContract, WeightStoreSubject
-from pearl.testing.virtual_time import run_virtual
+from pearl.virtual_time import run_virtual
 
 
 class OnVirtualTime:

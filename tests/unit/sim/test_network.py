@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pearl.errors import WorkerLost
 from pearl.sim.network import Network
-from pearl.testing.virtual_time import run_virtual
+from pearl.virtual_time import VirtualLoop, run_virtual
 
 Job = tuple[float, str, str, float]
 """Begins at, source, target, bytes."""
@@ -130,8 +130,8 @@ def test_there_is_one_timer() -> None:
         tasks = [asyncio.create_task(network.transfer("a", f"b{n}", 50.0 + n)) for n in range(20)]
         await asyncio.sleep(1.0)
         loop = asyncio.get_running_loop()
-        timers = [timer for timer in loop._scheduled if not timer.cancelled()]  # type: ignore[attr-defined]
-        assert len(timers) == 1
+        assert isinstance(loop, VirtualLoop)
+        assert loop.timers == 1
         await asyncio.gather(*tasks)
 
     run_virtual(check())

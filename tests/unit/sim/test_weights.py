@@ -15,7 +15,7 @@ from pearl.records.ids import WeightVersion
 from pearl.records.training import Manifest
 from pearl.sim.network import Network
 from pearl.sim.weights import SOURCE, SimWeightStore
-from pearl.testing.virtual_time import run_virtual
+from pearl.virtual_time import run_virtual
 
 V0, V1, V2, V3 = (WeightVersion(n) for n in range(4))
 
