@@ -6,9 +6,16 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from pearl.records.ids import WeightVersion
+from pearl.ports import Environment
+from pearl.records.ids import TaskId, WeightVersion
+from pearl.records.trajectory import EnvironmentReply, Task
+from pearl.sim.codec import Action, Observation, SimCodec
+from pearl.sim.environment import EnvironmentFaultKind, InjectedFault, SimEnvironmentPool, group_number
 from pearl.sim.network import Network
+from pearl.sim.script import Script, ScriptedTokens, ScriptTurn, script_of
 from pearl.sim.weights import SimWeightStore
+from pearl.testing.contracts.codec import CodecContract, CodecSubject
+from pearl.testing.contracts.environment import EnvironmentPoolContract, EnvironmentPoolSubject
 from pearl.testing.contracts.weights import WeightStoreContract, WeightStoreSubject
 from pearl.virtual_time import run_virtual
 
@@ -42,3 +49,67 @@ class TestSimWeightStore(OnVirtualTime, WeightStoreContract):
             advance=advance,
             damage=lambda manifest, name: store.damage(manifest.version, name),
         )
+
+
+class _Scripts:
+    def script(self, group: int, attempt: int) -> Script:
+        return _SCRIPT
+
+
+_SCRIPT = script_of((ScriptTurn(100, 20, 0.05), ScriptTurn(0, 1, 0.0), ScriptTurn(30, 5, 0.0)))
+_KINDS = {
+    "raises": EnvironmentFaultKind.RAISE,
+    "hangs": EnvironmentFaultKind.HANG,
+    "nonsense": EnvironmentFaultKind.NONSENSE,
+    "lost": EnvironmentFaultKind.LOST,
+}
+
+
+class _SpeaksPlainly:
+    """Lets a suite act with plain texts: every action is as long as the script says."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+
+    async def reset(self, seed: int) -> str:
+        return await self._environment.reset(seed)
+
+    async def step(self, action: str) -> EnvironmentReply:
+        return await self._environment.step(Action(_SCRIPT, 20))
+
+    async def close(self) -> None:
+        await self._environment.close()
+
+
+class _PlainPool(SimEnvironmentPool):
+    async def open(self, task: Task) -> Environment:  # type: ignore[override]
+        return _SpeaksPlainly(await super().open(task))
+
+
+class TestSimEnvironmentPool(OnVirtualTime, EnvironmentPoolContract):
+    @asynccontextmanager
+    async def pool(self, slots: int) -> AsyncIterator[EnvironmentPoolSubject]:
+        kinds = {group_number(TaskId(name)): kind for name, kind in _KINDS.items()}
+
+        def faults(group: int, attempt: int) -> InjectedFault | None:
+            return InjectedFault(kind=kinds[group], turn=1) if group in kinds else None
+
+        def task(kind: str) -> Task:
+            return Task(id=TaskId(kind), environment=kind, seed=1)
+
+        yield EnvironmentPoolSubject(pool=_PlainPool(slots, _Scripts(), faults=faults), task=task)
+
+
+class TestSimCodec(CodecContract):
+    def codec(self) -> CodecSubject:
+        # Its texts are observations, so no other will do.
+        texts = [Observation(_SCRIPT, turn, start) for turn, start in ((1, 120), (2, 121), (1, 107))]
+        return CodecSubject(
+            codec=SimCodec(), encode=lambda text: ScriptedTokens(7, _SCRIPT), texts=texts, has_ids=False
+        )
+
+    def test_the_first_prompt_is_ready_for_the_model(self) -> None:
+        codec = SimCodec()
+        prompt = codec.first_prompt(Observation(_SCRIPT, 0, 0))
+        assert prompt == codec.first_prompt(Observation(_SCRIPT, 0, 0))
+        assert len(prompt) > 0
