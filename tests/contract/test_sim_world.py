@@ -7,15 +7,20 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from pearl.ports import Environment
-from pearl.records.ids import TaskId, WeightVersion
+from pearl.records.ids import GpuId, GroupId, TaskId, TrajectoryId, WeightVersion
+from pearl.records.tokens import Floats, TokenIds
+from pearl.records.training import TrainingBatch, TrainingSample
 from pearl.records.trajectory import EnvironmentReply, Task
+from pearl.records.turn import Versions
 from pearl.sim.codec import Action, Observation, SimCodec
 from pearl.sim.environment import EnvironmentFaultKind, InjectedFault, SimEnvironmentPool, group_number
 from pearl.sim.network import Network
 from pearl.sim.script import Script, ScriptedTokens, ScriptTurn, script_of
+from pearl.sim.trainer import SimCheckpoints, SimTrainer, TrainTimes
 from pearl.sim.weights import SimWeightStore
 from pearl.testing.contracts.codec import CodecContract, CodecSubject
 from pearl.testing.contracts.environment import EnvironmentPoolContract, EnvironmentPoolSubject
+from pearl.testing.contracts.trainer import TrainerContract, TrainerSubject
 from pearl.testing.contracts.weights import WeightStoreContract, WeightStoreSubject
 from pearl.virtual_time import run_virtual
 
@@ -113,3 +118,32 @@ class TestSimCodec(CodecContract):
         prompt = codec.first_prompt(Observation(_SCRIPT, 0, 0))
         assert prompt == codec.first_prompt(Observation(_SCRIPT, 0, 0))
         assert len(prompt) > 0
+
+
+def _batch(version: int, salt: int) -> TrainingBatch:
+    samples = tuple(
+        TrainingSample(
+            trajectory=TrajectoryId(f"{salt}-{n}"),
+            group=GroupId(f"g{salt}"),
+            token_ids=TokenIds([1, 2, 3, 4, 5]),
+            trained=((1, 2), (3, 5)),
+            logprobs=Floats([-0.5, -1.0, -1.5]),
+            versions=Versions.of([(version, 3)]),
+            reward=float(n),
+        )
+        for n in range(2)
+    )
+    return TrainingBatch(version=WeightVersion(version), samples=samples)
+
+
+class TestSimTrainer(OnVirtualTime, TrainerContract):
+    @asynccontextmanager
+    async def trainers(self, count: int) -> AsyncIterator[list[TrainerSubject]]:
+        times = TrainTimes(gpus=2, gpu_s_per_token=0.5, lend_s=6.0, reclaim_s=3.0)
+        checkpoints = SimCheckpoints()
+        yield [
+            TrainerSubject(
+                trainer=SimTrainer(times, checkpoints=checkpoints), batch=_batch, gpus=(GpuId("a"), GpuId("b"))
+            )
+            for _ in range(count)
+        ]
