@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from pearl.ports import Environment
+from pearl.ports import Environment, GpuSourceEvent
 from pearl.records.ids import GpuId, GroupId, TaskId, TrajectoryId, WeightVersion
 from pearl.records.tokens import Floats, TokenIds
 from pearl.records.training import TrainingBatch, TrainingSample
@@ -14,12 +14,14 @@ from pearl.records.trajectory import EnvironmentReply, Task
 from pearl.records.turn import Versions
 from pearl.sim.codec import Action, Observation, SimCodec
 from pearl.sim.environment import EnvironmentFaultKind, InjectedFault, SimEnvironmentPool, group_number
+from pearl.sim.gpu_source import SimGpuSource
 from pearl.sim.network import Network
 from pearl.sim.script import Script, ScriptedTokens, ScriptTurn, script_of
 from pearl.sim.trainer import SimCheckpoints, SimTrainer, TrainTimes
 from pearl.sim.weights import SimWeightStore
 from pearl.testing.contracts.codec import CodecContract, CodecSubject
 from pearl.testing.contracts.environment import EnvironmentPoolContract, EnvironmentPoolSubject
+from pearl.testing.contracts.gpu_source import GpuSourceContract, GpuSourceSubject
 from pearl.testing.contracts.trainer import TrainerContract, TrainerSubject
 from pearl.testing.contracts.weights import WeightStoreContract, WeightStoreSubject
 from pearl.virtual_time import run_virtual
@@ -147,3 +149,14 @@ class TestSimTrainer(OnVirtualTime, TrainerContract):
             )
             for _ in range(count)
         ]
+
+
+class TestSimGpuSource(OnVirtualTime, GpuSourceContract):
+    @asynccontextmanager
+    async def source(self) -> AsyncIterator[GpuSourceSubject]:
+        source = SimGpuSource()
+
+        async def cause(event: GpuSourceEvent) -> None:
+            source.push(event)
+
+        yield GpuSourceSubject(source=source, cause=cause)
