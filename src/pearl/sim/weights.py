@@ -115,13 +115,13 @@ class SimWeightStore:
         network: Network,
         tensors: Mapping[str, int],
         *,
-        model: str = "",
+        hash_of_model: str | None = None,
         gather_s: float | Callable[[int], float] = 0.0,
         fan_out: int = 2,
         peers: bool = True,
         budget_bytes: int | None = None,
     ) -> None:
-        """`tensors`: name -> bytes of each; `model` tells models of equal tensors apart.
+        """`tensors`: name -> bytes of each; `hash_of_model`: what is published as such, for engines that refuse others.
 
         `gather_s`: seconds of a publication, or those of so many bytes. `peers`: whether receivers serve on what they
         have. `budget_bytes`: host memory for two versions, None for no bound.
@@ -140,7 +140,8 @@ class SimWeightStore:
         self._fan_out = fan_out
         self._peers = peers
         self._budget_bytes = budget_bytes
-        self.model_hash = model_hash((f"{model}/{name}", "U8", (size,)) for name, size in self._tensors.items())
+        made_up = model_hash((name, "U8", (size,)) for name, size in self._tensors.items())
+        self.model_hash = made_up if hash_of_model is None else hash_of_model
         """Of all that is published."""
         self._kept: dict[WeightVersion, Manifest] = {}
         self._spreads: dict[WeightVersion, _Spread] = {}
