@@ -23,7 +23,7 @@ class guard:  # noqa: N801 - it reads as the verb that it is: `async with guard(
     """Bound a wait; the only place where the pipeline sets a time-out.
 
     As `asyncio.timeout`, with a name and without its layers: a turn passes several. A guard is not progress: a virtual
-    clock may tell its timers from the others, and name the waiter in a stall.
+    clock that has `call_guard` tells its timers from the others, and names the waiter in a stall.
 
     Raises:
         GuardExpired: the bound passed; the message names the waiter.
@@ -41,7 +41,12 @@ class guard:  # noqa: N801 - it reads as the verb that it is: `async with guard(
         assert task is not None, "a guard bounds the waits of a task"
         self._task = task
         self._cancelling = task.cancelling()
-        self._timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
+        loop = asyncio.get_running_loop()
+        call_guard = getattr(loop, "call_guard", None)
+        if call_guard is None:
+            self._timer = loop.call_later(self._timeout_s, self._expire)
+        else:
+            self._timer = call_guard(self._timeout_s, self._expire, self._waiter)
         return self
 
     def _expire(self) -> None:

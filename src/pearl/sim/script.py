@@ -37,6 +37,11 @@ class Script:
         """Tokens that a turn still generates behind a context, which may hold some of them already."""
         return self.starts[turn] + self.turns[turn].output_tokens - context_tokens
 
+    def rebased(self, turn: int, context_tokens: int) -> Script:
+        """The script as it goes on from a turn whose output begins elsewhere, since an earlier one was cut short."""
+        shift = context_tokens - self.starts[turn]
+        return self if not shift else Script(turns=self.turns, starts=tuple(start + shift for start in self.starts))
+
 
 def script_of(turns: tuple[ScriptTurn, ...]) -> Script:
     """A script from its turns.
@@ -60,7 +65,7 @@ def script_of(turns: tuple[ScriptTurn, ...]) -> Script:
 
 
 class ScriptedTokens(TokenCount):
-    """Counted tokens of a script's trajectory."""
+    """Counted tokens of a script's trajectory; what is added last says which script it is by now."""
 
     __slots__ = ("script",)
 
@@ -72,4 +77,5 @@ class ScriptedTokens(TokenCount):
         return ScriptedTokens(len(range(*key.indices(len(self)))), self.script)
 
     def __add__(self, other: TokenCount, /) -> ScriptedTokens:
-        return ScriptedTokens(len(self) + len(other), self.script)
+        script = other.script if isinstance(other, ScriptedTokens) else self.script
+        return ScriptedTokens(len(self) + len(other), script)

@@ -48,3 +48,18 @@ def test_tokens_know_their_script() -> None:
     assert (len(tokens), tokens.script) == (120, script)
     assert (len(tokens[:7]), tokens[:7].script) == (7, script)
     assert tokens == TokenCount(120)
+
+
+def test_a_script_goes_on_from_where_it_really_is() -> None:
+    script = script_of(TURNS)
+    shorter = script.rebased(1, 108)
+    assert shorter.starts == (88, 108, 139)
+    assert (shorter.output_left(1, 108), shorter.output_left(2, 139)) == (1, 5)
+    assert script.rebased(1, 120) is script
+
+
+def test_what_is_added_last_says_which_script_it_is() -> None:
+    script = script_of(TURNS)
+    shorter = script.rebased(1, 108)
+    assert (ScriptedTokens(107, script) + ScriptedTokens(1, shorter)).script is shorter
+    assert (ScriptedTokens(107, shorter) + TokenCount(1)).script is shorter
