@@ -175,7 +175,9 @@ class JournalWriter:
             try:
                 os.fsync(descriptor)
             except OSError as error:
-                self._fail(f"{stream_file(self._folder, stream)}: the journal cannot be written: {error.strerror}", error)
+                self._fail(
+                    f"{stream_file(self._folder, stream)}: the journal cannot be written: {error.strerror}", error
+                )
 
     def _fail(self, text: str, cause: Exception) -> None:
         if self._error is None:
@@ -235,7 +237,7 @@ def _documents(folder: Path, stream: str) -> Iterator[tuple[object, str]]:
             where = f"{path}:{number}"
             try:
                 document = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return
                 raise RunFolderError(f"{where}: malformed line: {error}") from None
