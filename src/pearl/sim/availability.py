@@ -23,10 +23,12 @@ Availability = tuple[tuple[float, int], ...]
 MOST_GPUS = 100_000
 """At once: as of an owner in a recipe."""
 MOST_ROWS = 1_000_000
+_RARE = 1e-9
+"""A share of the time below which it counts as never, and above 1 - which as always."""
 _LONGEST_BYTES = 32 * MIB
 _HEADER = "time_s,gpus"
-_SECONDS = re.compile(r"[+-]?\d+(\.\d*)?([eE][+-]?\d+)?")
-_COUNT = re.compile(r"[+-]?\d+")
+_SECONDS = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]+)?")
+_COUNT = re.compile(r"[+-]?[0-9]+")
 
 
 def recorded_availability(path: Path) -> Availability:
@@ -98,12 +100,15 @@ def synthetic_availability(
     here = int(draws.binomial(blocks, share))
     rows, now_s = [(0.0, here * step_gpus)], 0.0
     # Of n blocks that are there with share a, n a (1 - a) leave per unit of time, and as many come.
-    pace = changes_per_h / 3600 / (2 * blocks * share * (1 - share)) if 0 < share < 1 else 0.0
-    while pace:
+    changing = _RARE < share < 1 - _RARE
+    pace = changes_per_h / 3600 / (2 * blocks * share * (1 - share)) if changing else 0.0
+    while pace and len(rows) <= 2 * MOST_ROWS:
         coming, going = pace * (blocks - here) * share, pace * here * (1 - share)
         now_s += float(draws.exponential(1 / (coming + going)))
         if now_s >= length_s:
             break
         here += 1 if draws.random() * (coming + going) < coming else -1
+        if now_s == rows[-1][0]:
+            rows.pop()  # gone before the clock could tell
         rows.append((now_s, here * step_gpus))
     return (*rows, (float(length_s), here * step_gpus))
