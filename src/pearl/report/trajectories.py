@@ -82,7 +82,7 @@ def read_recording(path: Path) -> Recording:
     recording = _of_run(path) if _is_run(path) else _of_file(path)
     if not recording.trajectories:
         left_out = f" ({recording.left_out} were left out)" if recording.left_out else ""
-        raise ProfileError(f"{path}: got no trajectory{left_out}, want at least one{'' if left_out else ' line'}")
+        raise ProfileError(f"{path}: got no trajectory{left_out}, want at least one{' line' if path.is_file() else ''}")
     return recording
 
 
