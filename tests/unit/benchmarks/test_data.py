@@ -53,7 +53,9 @@ class TestWhere:
 
     def test_what_is_asked_for_must_be_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PEARL_DATA", str(tmp_path / "nope"))
-        with pytest.raises(ProfileError, match=r"^PEARL_DATA: got .*nope, which is no folder; want one with workloads/"):
+        with pytest.raises(
+            ProfileError, match=r"^PEARL_DATA: got .*nope, which is no folder; want one with workloads/"
+        ):
             find_data(None)
         with pytest.raises(ProfileError, match=r"^--data: got .*other, which is no folder"):
             find_data(tmp_path / "other")
@@ -80,7 +82,9 @@ class TestWorkload:
         assert found.workload.seed == 3
 
     def test_another_name(self) -> None:
-        with pytest.raises(ProfileError, match=r"^workload: got 'chess', want one of swe, terminal, tau, webshop, game$"):
+        with pytest.raises(
+            ProfileError, match=r"^workload: got 'chess', want one of swe, terminal, tau, webshop, game$"
+        ):
             find_data(None).workload("chess", seed=0)
 
 
@@ -101,5 +105,7 @@ class TestAvailability:
 
     @pytest.mark.parametrize("name", ["gcp", "../secret", ""])
     def test_neither(self, folder: Path, name: str) -> None:
-        with pytest.raises(ProfileError, match=r"^availability: got '.*' in .*, want one of bamboo_s1_2h, bamboo_s2_2h"):
+        with pytest.raises(
+            ProfileError, match=r"^availability: got '.*' in .*, want one of bamboo_s1_2h, bamboo_s2_2h"
+        ):
             find_data(folder).availability(name, seed=0)

@@ -236,7 +236,9 @@ class TestWorkloads:
         assert WORKLOAD_PRIORS == ("swe", "terminal", "tau", "webshop", "game")
 
     def test_another_is_refused_with_the_names(self) -> None:
-        with pytest.raises(ProfileError, match=r"^workload: got 'chess', want one of swe, terminal, tau, webshop, game$"):
+        with pytest.raises(
+            ProfileError, match=r"^workload: got 'chess', want one of swe, terminal, tau, webshop, game$"
+        ):
             workload_prior("chess")
 
     @pytest.mark.parametrize(

@@ -174,10 +174,18 @@ class TestRun:
             ("turns", header_line("turns") + b"[" * 100_000 + b"\n", r"turns\.jsonl:2: malformed line: "),
             ("turns", header_line("turns") + b"[]\n", r"turns\.jsonl:2: malformed entry: got list, want an object"),
             ("turns", encode(turn("g0.0", 0, prompt=-1)), r"turns\.jsonl:2: prompt: got -1, want a whole number >= 0"),
-            ("turns", encode(turn("g0.0", 0, generated=10**16)), r"turns\.jsonl:2: generated: got 1000.*, want a whole"),
+            (
+                "turns",
+                encode(turn("g0.0", 0, generated=10**16)),
+                r"turns\.jsonl:2: generated: got 1000.*, want a whole",
+            ),
             ("turns", encode(turn("g0.0", 0, env_s=-2)), r"turns\.jsonl:2: env_s: got -2.*, want seconds >= 0"),
             ("turns", encode(turn("g0.0", 0, env_s=float("nan"))), r"turns\.jsonl:2: env_s: got NaN, want seconds"),
-            ("trajectories", encode(end("g0.0", 1, "asleep")), r'ries\.jsonl:2: status: got "asleep", want one of done, '),
+            (
+                "trajectories",
+                encode(end("g0.0", 1, "asleep")),
+                r'ries\.jsonl:2: status: got "asleep", want one of done, ',
+            ),
         ],
     )
     def test_mistakes(self, tmp_path: Path, stream: str, text: bytes, message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 
@@ -22,7 +23,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def mean_gpus(trace: Availability) -> float:
-    steps = zip(trace, trace[1:], strict=False)
+    steps = itertools.pairwise(trace)
     return sum(gpus * (end_s - begin_s) for (begin_s, gpus), (end_s, _) in steps) / trace[-1][0]
 
 
@@ -84,9 +85,7 @@ class TestRead:
         with pytest.raises(ProfileError, match=r"got 32\.0 MiB, more than 32\.0 MiB; want a trace"):
             recorded_availability(path)
 
-    @pytest.mark.parametrize(
-        ("name", "mean", "changes"), [("s1", 9.72, 19), ("s2", 5.02, 23), ("s3", 7.73, 11)]
-    )
+    @pytest.mark.parametrize(("name", "mean", "changes"), [("s1", 9.72, 19), ("s2", 5.02, 23), ("s3", 7.73, 11)])
     def test_shared_traces(self, name: str, mean: float, changes: int) -> None:
         """Published mean and changes; the last row is the end."""
         path = DATA / f"bamboo_{name}_2h.csv"
@@ -94,7 +93,7 @@ class TestRead:
             pytest.skip("no shared/data beside the project")
         trace = recorded_availability(path)
         assert mean_gpus(trace) == pytest.approx(mean, abs=0.006)
-        assert sum(before != after for (_, before), (_, after) in zip(trace, trace[1:], strict=False)) == changes
+        assert sum(before != after for (_, before), (_, after) in itertools.pairwise(trace)) == changes
         assert trace[-1][0] == 7200
 
 
@@ -107,9 +106,7 @@ class TestSynthetic:
         assert mean_gpus(trace) == pytest.approx(9.72, rel=0.03)
         assert (len(trace) - 2) / 2000 == pytest.approx(9.5, rel=0.05)
 
-    @given(
-        st.integers(0, 2**40), st.integers(1, 6), st.integers(1, 4), st.floats(0, 1), st.floats(0.1, 100)
-    )
+    @given(st.integers(0, 2**40), st.integers(1, 6), st.integers(1, 4), st.floats(0, 1), st.floats(0.1, 100))
     @settings(max_examples=60, deadline=None)
     def test_a_trace_like_any_other(self, seed: int, blocks: int, step: int, share: float, changes: float) -> None:
         most = blocks * step
@@ -120,7 +117,7 @@ class TestSynthetic:
             seed=seed, length_s=3600, most_gpus=most, mean_gpus=share * most, changes_per_h=changes, step_gpus=step
         )
         assert (made[0][0], made[-1][0]) == (0, 3600)
-        assert all(before < after for (before, _), (after, _) in zip(made, made[1:], strict=False))
+        assert all(before < after for (before, _), (after, _) in itertools.pairwise(made))
         assert all(0 <= gpus <= most and gpus % step == 0 for _, gpus in made)
 
     def test_always_or_never(self) -> None:
@@ -130,7 +127,8 @@ class TestSynthetic:
 
     def test_seeds_differ(self) -> None:
         made = [
-            synthetic_availability(seed=seed, length_s=1e5, most_gpus=4, mean_gpus=2, changes_per_h=10) for seed in (0, 1)
+            synthetic_availability(seed=seed, length_s=1e5, most_gpus=4, mean_gpus=2, changes_per_h=10)
+            for seed in (0, 1)
         ]
         assert made[0] != made[1]
 

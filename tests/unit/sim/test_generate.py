@@ -30,7 +30,9 @@ PROFILE = WorkloadProfile(
 )
 
 
-def scripts(likeness: Likeness | None = None, groups: int = 600, size: int = 4, **changes: object) -> list[list[Script]]:
+def scripts(
+    likeness: Likeness | None = None, groups: int = 600, size: int = 4, **changes: object
+) -> list[list[Script]]:
     work = SyntheticWorkload(replace(PROFILE, **changes), seed=5, likeness=likeness)  # type: ignore[arg-type]
     return [[work.script(group, attempt) for attempt in range(size)] for group in range(groups)]
 

@@ -83,9 +83,7 @@ def test_few_calls_hold_most_of_the_waiting(name: str, p90: float, p99: float) -
 @pytest.mark.parametrize("name", ["swe", "tau", "webshop"])
 def test_the_longest_of_a_group(name: str) -> None:
     """Published: 1.27 times the mean of the attempts; in the middle of all tasks, to 4 %."""
-    outputs = np.array(
-        [[sum(turn.output_tokens for turn in script.turns) for script in group] for group in made(name)]
-    )
+    outputs = np.array([[sum(turn.output_tokens for turn in script.turns) for script in group] for group in made(name)])
     ratio = np.median(outputs.max(axis=1) / outputs.mean(axis=1))
     assert ratio == pytest.approx(1.27, rel=0.04)
 

@@ -135,7 +135,10 @@ class TestRefused:
 
     @pytest.mark.parametrize(
         ("first", "second", "message"),
-        [("a", None, "group: got none, want one as on the first line"), (None, "a", "group: got a, want none as on the")],
+        [
+            ("a", None, "group: got none, want one as on the first line"),
+            (None, "a", "group: got a, want none as on the"),
+        ],
     )
     def test_groups_here_and_there(self, tmp_path: Path, first: str | None, second: str | None, message: str) -> None:
         path = tmp_path / "t.jsonl"

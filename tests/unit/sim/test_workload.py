@@ -159,5 +159,5 @@ class TestProfile:
         assert profile_of([script_of((ScriptTurn(3, 2, 0.0),))]).new_tokens == constant(0)
 
     def test_no_scripts(self) -> None:
-        with pytest.raises(ProfileError, match="^got no trajectory, want at least one$"):
+        with pytest.raises(ProfileError, match=r"^got no trajectory, want at least one$"):
             profile_of([])
