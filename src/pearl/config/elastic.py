@@ -81,12 +81,15 @@ class ElasticConfig(Section):
 class WorkloadConfig(Section):
     """`[workload]`: what is assumed of trajectories until the run has shown its own."""
 
-    prior: Literal["swe", "tau", "webshop"] = Field(
-        "swe", description="Coding agent, airline agent with a simulated user, or web shop; from published figures."
+    prior: Literal["swe", "terminal", "tau", "webshop", "game"] = Field(
+        "swe",
+        description="Coding agent, agent in a terminal, airline agent with a simulated user, web shop, or puzzle on a board; "
+        "from published figures as far as there are any.",
     )
     trajectories: Path | None = Field(
         None,
-        description="A file of trajectories (JSONL) to measure instead of the prior; relative to the current directory.",
+        description="A file of trajectories (JSONL) or a run folder, to measure instead of the prior; relative to the current "
+        "directory.",
     )
 
 

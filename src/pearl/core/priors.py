@@ -274,6 +274,21 @@ _WORKLOADS = MappingProxyType(
             env_quantiles_s=(0.004, 0.019, 0.041, 7.17, 9.54, 11.1, 20.4, 308),
             env_mean_s=3.41,
         ),
+        # An agent in a terminal. Lengths: 46,377 trajectories of Terminal-Bench 2.0, median 20, mean 47.3; spread as a lognormal
+        # of these two. First prompt: that of the task "hello-world". Tokens: coding sessions, median 694 new and 223 generated;
+        # spread as in swe, scaled to that; the longest outputs of commands as in swe, not scaled. Waits: 8,110 tool calls,
+        # mean 2.9 s, 50 % 0.04, 90 % 9.0, 99 % 20.6, coefficient of variation 3.55; between these as in swe.
+        "terminal": Measured(
+            turns=(1, 8, 20, 48, 107, 173, 423, 1000),
+            turns_mean=47.3,
+            prompt_tokens=862,
+            new_tokens=(3, 236, 694, 1542, 3359, 5968, 9905, 37_073),
+            new_tokens_mean=1400,
+            generated_tokens=(18, 111, 223, 524, 924, 1206, 2152, 13_806),
+            generated_tokens_mean=397,
+            env_quantiles_s=(0.004, 0.019, 0.04, 5.6, 9.0, 11.1, 20.6, 275),
+            env_mean_s=2.9,
+        ),
         # 200 conversations of an airline's agent (GPT-4o), 53 % of whose turns go to a simulated user: 0.34 s in the middle,
         # 0.53 s at 95 %. Tools are functions; their time was not recorded. Source: tau-bench.
         "tau": Measured(
@@ -296,6 +311,19 @@ _WORKLOADS = MappingProxyType(
             generated_tokens=(3, 6, 10, 27, 40, 46, 63, 120),
             generated_tokens_mean=17.1,
             env_s=constant(0.1),
+        ),
+        # A puzzle on a board (Sokoban, FrozenLake) in the process of the environment. At most 10 actions and 100 tokens of an
+        # answer: the defaults of RAGEN. All else is a guess: most games go on until they are cut, a board takes some 70
+        # tokens, and a move takes no time.
+        "game": Measured(
+            turns=(1, 4, 7, 10, 10, 10, 10, 10),
+            turns_mean=6.6,
+            prompt_tokens=300,
+            new_tokens=(40, 55, 70, 90, 110, 120, 140, 160),
+            new_tokens_mean=75,
+            generated_tokens=(8, 40, 65, 90, 100, 100, 100, 100),
+            generated_tokens_mean=64,
+            env_s=constant(0.001),
         ),
     }
 )

@@ -41,7 +41,7 @@ class JournalWriter:
         """
         self._folder, self._capacity = folder, capacity
         for stream in STREAMS:
-            _repair(_file(folder, stream), stream)
+            _repair(stream_file(folder, stream), stream)
         self._condition = threading.Condition()
         self._queue: deque[JournalEntry | Callable[[], None]] = deque()
         self._pending = 0
@@ -156,7 +156,7 @@ class JournalWriter:
     def _append(self, stream: str, data: bytes) -> None:
         if self._error is not None or not data:
             return
-        path = _file(self._folder, stream)
+        path = stream_file(self._folder, stream)
         try:
             if stream not in self._descriptors:
                 self._descriptors[stream] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -175,7 +175,9 @@ class JournalWriter:
             try:
                 os.fsync(descriptor)
             except OSError as error:
-                self._fail(f"{_file(self._folder, stream)}: the journal cannot be written: {error.strerror}", error)
+                self._fail(
+                    f"{stream_file(self._folder, stream)}: the journal cannot be written: {error.strerror}", error
+                )
 
     def _fail(self, text: str, cause: Exception) -> None:
         if self._error is None:
@@ -189,20 +191,31 @@ def read_stream(folder: Path, stream: str) -> Iterator[JournalEntry]:
     Raises:
         RunFolderError: unknown stream or version, or a malformed line that is not the last.
     """
-    for document, where in _documents(folder, stream):
-        if dropped_count(document) is not None:
-            continue
-        try:
-            yield decode(ENTRIES[stream], document)
-        except MalformedEntry as error:
-            raise RunFolderError(f"{where}: malformed entry: {error}") from None
+    for entry, _ in _placed(folder, stream):
+        yield entry
 
 
 def read_entries(folder: Path, kind: type[E]) -> Iterator[E]:
     """Entries of one class, typed: `read_entries(folder, StepEntry)`; raises like `read_stream`."""
-    for entry in read_stream(folder, kind.stream):
-        assert isinstance(entry, kind)
+    for entry, _ in placed_entries(folder, kind):
         yield entry
+
+
+def placed_entries(folder: Path, kind: type[E]) -> Iterator[tuple[E, str]]:
+    """As `read_entries`, each with its place, `FILE:LINE`."""
+    for entry, where in _placed(folder, kind.stream):
+        assert isinstance(entry, kind)
+        yield entry, where
+
+
+def _placed(folder: Path, stream: str) -> Iterator[tuple[JournalEntry, str]]:
+    for document, where in _documents(folder, stream):
+        if dropped_count(document) is not None:
+            continue
+        try:
+            yield decode(ENTRIES[stream], document), where
+        except MalformedEntry as error:
+            raise RunFolderError(f"{where}: malformed entry: {error}") from None
 
 
 def count_dropped(folder: Path, stream: str) -> int:
@@ -214,7 +227,7 @@ def _documents(folder: Path, stream: str) -> Iterator[tuple[object, str]]:
     """Parsed lines below the header, each with its place."""
     if stream not in ENTRIES:
         raise RunFolderError(f"{folder}: unknown stream {stream!r}; want one of {', '.join(ENTRIES)}")
-    path = _file(folder, stream)
+    path = stream_file(folder, stream)
     if not path.exists():
         if not folder.is_dir():
             raise RunFolderError(f"{folder}: no such journal folder")
@@ -224,7 +237,7 @@ def _documents(folder: Path, stream: str) -> Iterator[tuple[object, str]]:
             where = f"{path}:{number}"
             try:
                 document = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 if not line.endswith(b"\n"):
                     return
                 raise RunFolderError(f"{where}: malformed line: {error}") from None
@@ -274,5 +287,6 @@ def _is_json(text: bytes) -> bool:
         return False
 
 
-def _file(folder: Path, stream: str) -> Path:
+def stream_file(folder: Path, stream: str) -> Path:
+    """Where a journal keeps a stream."""
     return folder / f"{stream}.jsonl"

@@ -108,7 +108,7 @@ def test_a_whole_file(tmp_path: Path) -> None:
         ("elastic.switch_gain_ratio=-0.1", "elastic.switch_gain_ratio: got -0.1, want a number >= 0 and < 1"),
         ("elastic.refit_share=0", "elastic.refit_share: got 0, want a number > 0 and <= 1"),
         ("elastic.policy=best", 'elastic.policy: got "best", want one of "pearl", "paper"'),
-        ("workload.prior=chess", 'workload.prior: got "chess", want one of "swe", "tau", "webshop"'),
+        ("workload.prior=chess", 'workload.prior: got "chess", want one of "swe", "terminal", "tau"'),
         ("platform.prior=gpt", 'platform.prior: got "gpt", want one of "qwen3-8b-h100"'),
         ("platform.start_s=-1", "platform.start_s: got -1, want a number 0..86400"),
         ("fleet.gpus_per_node=1025", "fleet.gpus_per_node: got 1025, want an integer 1..1024"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -231,11 +232,13 @@ class TestThrough:
 
 
 class TestWorkloads:
-    def test_there_are_three(self) -> None:
-        assert WORKLOAD_PRIORS == ("swe", "tau", "webshop")
+    def test_there_are_five(self) -> None:
+        assert WORKLOAD_PRIORS == ("swe", "terminal", "tau", "webshop", "game")
 
     def test_another_is_refused_with_the_names(self) -> None:
-        with pytest.raises(ProfileError, match=r"^workload: got 'chess', want one of swe, tau, webshop$"):
+        with pytest.raises(
+            ProfileError, match=r"^workload: got 'chess', want one of swe, terminal, tau, webshop, game$"
+        ):
             workload_prior("chess")
 
     @pytest.mark.parametrize(
@@ -265,6 +268,26 @@ class TestWorkloads:
         assert env_s.largest == 308
         assert env_s.cv > 2.5
 
+    def test_a_terminal(self) -> None:
+        """Published: lengths, median 20, mean 47.3; medians of 694 new and 223 generated tokens; moments of 8,110 waits."""
+        found = workload_prior("terminal")
+        assert (found.turns.quantile(0.5), found.turns.mean) == (20, pytest.approx(47.3))
+        assert (found.new_tokens.quantile(0.5), found.generated_tokens.quantile(0.5)) == (694, 223)
+        waits = found.env_s
+        assert [waits.quantile(share) for share in (0.5, 0.9, 0.99)] == [0.04, 9.0, 20.6]
+        assert (waits.mean, waits.cv) == (pytest.approx(2.9), pytest.approx(3.55, rel=0.03))
+
+    def test_lengths_in_a_terminal_are_lognormal(self) -> None:
+        """Sigma from mean over median; 95 % are at exp(1.645 sigma) medians."""
+        turns = workload_prior("terminal").turns
+        sigma = math.sqrt(2 * math.log(47.3 / 20))
+        for share, z in ((0.25, -0.6745), (0.75, 0.6745), (0.9, 1.2816), (0.95, 1.6449), (0.99, 2.3263)):
+            assert turns.quantile(share) == pytest.approx(20 * math.exp(sigma * z), rel=0.04)
+
+    def test_a_game_keeps_its_limits(self) -> None:
+        game = workload_prior("game")
+        assert (game.turns.largest, game.generated_tokens.largest) == (10, 100)
+
     def test_waits_that_were_not_recorded(self) -> None:
         """A user turn of tau: 0.34 s in the middle and 0.53 s at 95 %; 53 % of the turns are such."""
         tau = workload_prior("tau").env_s
@@ -274,7 +297,13 @@ class TestWorkloads:
         assert workload_prior("webshop").env_s == constant(0.1)
 
     def test_first_prompts(self) -> None:
-        assert [workload_prior(name).prompt_tokens.mean for name in WORKLOAD_PRIORS] == [13_480, 3713, 560]
+        assert [workload_prior(name).prompt_tokens.mean for name in WORKLOAD_PRIORS] == [
+            13_480,
+            862,
+            3713,
+            560,
+            300,
+        ]
 
     @pytest.mark.parametrize(
         ("name", "theta"),
@@ -282,6 +311,8 @@ class TestWorkloads:
             ("swe", 3.41 / 2.58),
             ("tau", (0.5 * 0.34 + 0.03 * 0.53) / 0.618),
             ("webshop", 0.1 / 0.171),
+            ("terminal", 2.9 / 3.97),
+            ("game", 0.001 / 0.64),
         ],
     )
     def test_bubbles_are_waits_over_decoding(self, name: str, theta: float) -> None:

@@ -246,6 +246,32 @@ class TestWorkload:
         assert found.prompt_tokens.mean == 100
         assert found.env_s.mean == pytest.approx(0.1)
 
+    def test_a_run_folder(self, tmp_path: Path) -> None:
+        journal = tmp_path / "run" / "journal"
+        journal.mkdir(parents=True)
+        turn = {
+            "at_s": 1,
+            "trajectory": "g0.0",
+            "turn": 0,
+            "prompt": 100,
+            "generated": 10,
+            "computed": 100,
+            "end": "stop",
+        }
+        turn |= {"versions": [[0, 10]], "workers": [0], "generate_s": 1, "env_s": 2.5}
+        end = {"at_s": 4, "trajectory": "g0.0", "group": "g0", "status": "done", "turns": 1, "generated": 10}
+        end |= {"reward": 1, "success": True, "started_s": 0}
+        for stream, entry in (("turns", turn), ("trajectories", end)):
+            header = json.dumps({"schema": f"pearl.{stream}", "version": 1})
+            (journal / f"{stream}.jsonl").write_text(f"{header}\n{json.dumps(entry)}\n")
+        found = workload_of(recipe(workload={"trajectories": str(tmp_path / "run")}))
+        assert (found.prompt_tokens.mean, found.generated_tokens.mean, found.env_s.mean) == (100, 10, 2.5)
+
+    @pytest.mark.parametrize("prior", ["terminal", "game"])
+    def test_every_prior_can_be_planned_with(self, prior: str) -> None:
+        rollout = {"max_turns": 500, "max_context_tokens": 10**6}
+        assert workload_of(recipe(rollout=rollout, workload={"prior": prior})).turns.largest <= 500
+
     def test_a_file_that_is_not_there(self) -> None:
         with pytest.raises(
             ProfileError, match=r"^workload\.trajectories: nope\.jsonl: no such file; want a file of trajectories"

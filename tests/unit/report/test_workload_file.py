@@ -74,12 +74,15 @@ class TestRead:
 
 class TestRefused:
     def test_no_file(self, file: Path) -> None:
-        with pytest.raises(ProfileError, match=r"t\.jsonl: no such file; want a file of trajectories \(JSONL\)$"):
+        with pytest.raises(
+            ProfileError, match=r"t\.jsonl: no such file; want a file of trajectories \(JSONL\) or a run folder$"
+        ):
             read_workload(file)
 
     def test_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(
-            ProfileError, match=r": got a folder, no regular file; want a file of trajectories \(JSONL\)$"
+            ProfileError,
+            match=r": got a folder, no regular file; want a file of trajectories \(JSONL\) or a run folder$",
         ):
             read_workload(tmp_path)
 
@@ -102,7 +105,8 @@ class TestRefused:
     def test_not_text(self, file: Path) -> None:
         file.write_bytes(b'{"id": "\xff"}')
         with pytest.raises(
-            ProfileError, match=r"t\.jsonl: cannot be read: not UTF-8 at byte 8; want a file of trajectories \(JSONL\)$"
+            ProfileError,
+            match=r"t\.jsonl: cannot be read: not UTF-8 at byte 8; want a file of trajectories",
         ):
             read_workload(file)
 
