@@ -11,6 +11,7 @@ from pearl.config.engine import EngineConfig, SamplingConfig
 from pearl.config.environment import EnvironmentConfig
 from pearl.config.model import ModelConfig
 from pearl.config.rollout import RolloutConfig
+from pearl.config.simulation import SimulationConfig
 from pearl.config.train import CheckpointConfig, EvaluationConfig, TrainConfig, WarmupConfig, WeightsConfig
 
 
@@ -45,3 +46,4 @@ class Recipe(Section):
     elastic: ElasticConfig = ElasticConfig()
     workload: WorkloadConfig = WorkloadConfig()
     platform: PlatformConfig = PlatformConfig()
+    simulation: SimulationConfig = SimulationConfig()
