@@ -194,6 +194,30 @@ def plan_explain(
 
 
 @app.command()
+def simulate(
+    arguments: _Arguments, as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False
+) -> None:
+    """Run a recipe on virtual time: the code of a real run, on simulated GPUs."""
+    from pearl.cli.simulate import run_simulation
+
+    typer.echo(run_simulation(arguments, as_json=as_json, say=typer.echo))
+
+
+@app.command()
+def compare(
+    arguments: _Arguments,
+    policies: Annotated[
+        str, typer.Option(metavar="A,B,...", help="Policies of [elastic], e.g. pearl,roll.", show_default=False)
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Simulate a recipe under several policies, side by side."""
+    from pearl.cli.simulate import compare as compare_policies
+
+    typer.echo(compare_policies(arguments, policies, as_json=as_json, say=typer.echo))
+
+
+@app.command()
 def doctor() -> None:
     """Check this machine for what training needs."""
     from pearl.cli.doctor import examine, is_healthy, report_text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pearl.config.recipe import Recipe
@@ -185,7 +186,9 @@ class _World:
                 self.fleet.kill(worker.id, "its GPUs were withdrawn")
 
 
-def simulate(recipe: Recipe, sink: JournalSink | None = None, step: object = None) -> Simulated:
+def simulate(
+    recipe: Recipe, sink: JournalSink | None = None, step: Callable[[StepOutcome], None] | None = None
+) -> Simulated:
     """Run a recipe on virtual time to its end; `step` hears of each training step.
 
     Raises:
@@ -210,9 +213,9 @@ def simulate(recipe: Recipe, sink: JournalSink | None = None, step: object = Non
     )
 
 
-async def _run(recipe: Recipe, world: _World, step: object) -> float:
+async def _run(recipe: Recipe, world: _World, step: Callable[[StepOutcome], None] | None) -> float:
     loop = asyncio.get_running_loop()
-    observer = RunObserver(workers=world.workers.append, step=step if callable(step) else _ignore)
+    observer = RunObserver(workers=world.workers.append, step=step or _ignore)
     start = RunStart(gpus=_gpus(fleet_of(recipe), GpuOwner.RESERVED))
     async with Nursery() as nursery:
         work = nursery.spawn(run(recipe, world.ports, start, observer), name="run")

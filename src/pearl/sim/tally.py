@@ -84,8 +84,8 @@ class Tally:
     def gpu_hours(self, until_s: float) -> dict[str, float]:
         """Owner -> GPU-hours held; `serving`, `borrowed` and `transition`: of what workers had."""
         hours: Counter[str] = Counter()
-        ends = [moment.at_s for moment in self.timeline[1:]] + [until_s]
-        for moment, end_s in zip(self.timeline, ends, strict=True):
+        ends = [*(moment.at_s for moment in self.timeline[1:]), until_s]
+        for moment, end_s in zip(self.timeline, ends, strict=False):
             lasts_h = max(0.0, min(end_s, until_s) - moment.at_s) / 3600
             for name, gpus in moment.owned.items():
                 hours[name] += gpus * lasts_h  # type: ignore[assignment]
