@@ -248,7 +248,9 @@ def test_another_schema_is_refused_by_reader_and_writer(tmp_path: Path, header: 
 
 
 def test_unknown_streams_and_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="unknown stream 'group'; want one of decisions, choices, changes, turns, "):
+    with pytest.raises(
+        RunFolderError, match="unknown stream 'group'; want one of decisions, choices, changes, turns, "
+    ):
         list(read_stream(tmp_path, "group"))
     with pytest.raises(RunFolderError, match="no such journal folder"):
         list(read_stream(tmp_path / "nope", "groups"))
