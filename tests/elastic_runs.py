@@ -5,12 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from random import Random
 
+import numpy as np
+
 from pearl.config.recipe import Recipe
-from pearl.core.state import Gpu, GpuOwner
+from pearl.core.decision import Situation
+from pearl.core.makespan import Candidates, Forecast, Infeasible, Predictions, Profile, Target
+from pearl.core.progress import Progress
+from pearl.core.state import Gpu, GpuOwner, Role
 from pearl.elastic.control import ElasticFleet, ElasticOptions
 from pearl.pipeline.run import RunResult
+from pearl.pipeline.tasks import derive_seed
 from pearl.ports import GpuSourceEvent, Notice, Offered, Withdrawn
 from pearl.records.ids import GpuId, LeaseId, NodeId, WorkerId
 from pearl.records.journal import ChangeEntry, ChoiceEntry, StateEntry
@@ -26,7 +33,7 @@ from pearl.testing.virtual_time import run_virtual
 from pearl.testing.world import FakeWorld, fake_recipe
 
 PER_NODE = 4
-TIMES_S = 600.0
+TIMES_S = 250.0
 """Within which things happen."""
 LONGEST_S = 20_000.0
 """A run that takes longer waits for something that does not come."""
@@ -74,6 +81,41 @@ class WatchedTrainer(FakeTrainer):
     def _look(self, when: str) -> None:
         if self.lent or self.awake():
             self.wrong.append(f"{when} with {sorted(self.lent)} lent, {sorted(self.awake())} in use")
+
+
+@dataclass(slots=True)
+class Moody:
+    """A predictor that is of another mind at each decision: so every change is made at some time, and unmade soon after."""
+
+    seed: int
+    close_s: float
+    """Of one GPU, about."""
+    name: str = "moody"
+    appends: bool = True
+    asked: int = 0
+
+    def forecast(self, profile: Profile, progress: Progress) -> Forecast:
+        self.asked += 1
+        mood = self.asked
+
+        def predict(candidates: Candidates) -> Predictions:
+            targets = [candidates.target(index) for index in range(len(candidates))]
+            close_s = np.array([self._close_s(target, mood) for target in targets])
+            served = np.isfinite(close_s)
+            return Predictions(
+                close_s=close_s,
+                error_s=np.where(served, 0.1 * close_s, np.inf),
+                infeasible=np.where(served, int(Infeasible.NO), int(Infeasible.NO_WORKERS)),
+            )
+
+        return predict
+
+    def _close_s(self, target: Target, mood: int) -> float:
+        roles = {pool.role for pool in target.shape.pools}
+        if not (Role.COLOCATED in roles or {Role.PREFILL, Role.DECODE} <= roles):
+            return float("inf")
+        like = 0.3 + derive_seed("moody", self.seed, mood, str(target)) % 1000 / 1000
+        return like * self.close_s / target.shape.gpus**0.5
 
 
 @dataclass(slots=True)
@@ -134,6 +176,12 @@ class Run:
         return "\n".join(f"{at_s:8.2f} {line}" for at_s, line in sorted(lines, key=lambda line: line[0]))
 
 
+@cache
+def _situation(recipe: str) -> Situation:
+    """Made once for recipes that are alike: shaping a prior takes longer than a run."""
+    return situation_of(Recipe.model_validate_json(recipe))
+
+
 def make(
     recipe: Recipe,
     *,
@@ -152,7 +200,7 @@ def make(
         replace(
             ElasticOptions(
                 policy=policy_of(recipe),
-                situation=situation_of(recipe),
+                situation=_situation(recipe.model_dump_json()),
                 reserved=gpus(recipe.fleet.reserved_gpus, GpuOwner.RESERVED, "r"),
                 training=training,
                 overlap_tp=recipe.fleet.overlap_tp,
@@ -163,10 +211,8 @@ def make(
         None if script is None else source,
     )
     trainer = WatchedTrainer(train_s, lend_s)
-    config = engine or FakeEngineConfig(token_s=0.05, turn_tokens=40, load_s=1.0)
-    world = FakeWorld(
-        recipe, engine=config, script=behaviour, start_s=start_s, control=control, trainer=trainer
-    )
+    config = engine or FakeEngineConfig(token_s=0.2, turn_tokens=10, load_s=1.0)
+    world = FakeWorld(recipe, engine=config, script=behaviour, start_s=start_s, control=control, trainer=trainer)
     world.fleet.sleep_s, world.fleet.wake_s, world.fleet.role_s = 2.0, 3.0, 1.0
     trainer.fleet, trainer.training_gpus = world.fleet, frozenset(gpu.id for gpu in training)
     return Run(recipe, world, trainer, control, source)
@@ -188,6 +234,7 @@ def small_recipe(policy: str = "pearl", **sections: dict[str, object]) -> Recipe
         "elastic": {"policy": policy},
         "cluster": {"max_worker_restarts": 1000, "start_timeout_s": 100.0},
         "workload": {"prior": "webshop"},
+        "platform": {"start_s": 10, "activate_s": 2, "return_s": 1, "role_change_s": 1, "stop_s": 1, "finalise_s": 1},
     }
     for name, values in sections.items():
         tree[name] = {**tree.get(name, {}), **values}
@@ -210,17 +257,19 @@ def random_run(seed: int) -> Run:
     """A schedule of everything that can happen."""
     rng = Random(seed)
     policy, elastic = rng.choice(POLICIES)
-    tp = 1 if policy == "static" else rng.choice((1, 1, 2))
+    moody = rng.random() < 0.7
+    tps = [1] if policy == "static" else rng.choice(([1], [1, 2], [2]))
     recipe = small_recipe(
         policy,
-        run={"steps": rng.randint(2, 3)},
+        run={"steps": 3},
         rollout={"groups_per_batch": rng.randint(1, 2), "max_staleness": rng.randint(0, 1)},
         fleet={
             "reserved_gpus": rng.choice((2, 2, 4)),
             "training_gpus": rng.choice((0, 2, 2, 4)),
             "external_gpus": 4,
-            "tp": [tp],
-            "overlap_tp": tp,
+            "tp": tps,
+            "overlap_tp": rng.choice(tps),
+            "hybrid": rng.random() < 0.5,
         },
         elastic=elastic,
     )
@@ -238,9 +287,15 @@ def random_run(seed: int) -> Run:
         train_s=rng.choice((0.0, 30.0)),
         lend_s=rng.choice((0.0, 2.0)),
     )
+    if moody:
+        predictor = Moody(seed, rng.choice((50.0, 300.0)))
+        run.control.options = replace(
+            run.control.options,
+            policy=replace(run.control.options.policy, predictor=predictor, lease_aware=seed % 2 == 0),
+        )
     fleet = run.world.fleet
     fleet.sleep_s, fleet.wake_s, fleet.role_s = (rng.choice((0.0, 1.0, 5.0)) for _ in range(3))
-    for _ in range(rng.randint(0, 8)):
+    for _ in range(rng.randint(0, 12)):
         _add_fault(run, rng)
     run.faults.sort(key=lambda fault: fault[0])
     return run

@@ -8,7 +8,8 @@ Laws:
 - a group in which workers leave is never taken back once it has begun: what is to leave is seen off, whatever fails;
 - several plans may be under way, since what must be done at once waits for nothing; what a plan has yet to do shows as in
   transition (`ahead`), so that no two are about the same worker;
-- a group that is called off begins nothing more, ends what it does, and is taken back.
+- a group that is called off begins nothing more, ends what it does, and is taken back;
+- a worker that is lost is forgotten: no step, and no taking back, is about the next one in its slot.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class _Group:
     """Index of a step -> whether it succeeded."""
     begun: dict[int, None] = field(default_factory=dict)
     """Places of steps in the group that have begun, in order."""
+    gone: dict[WorkerId, None] = field(default_factory=dict)
+    """Workers lost since the group began; whoever has such a slot next is none of its business."""
     why_not: str = ""
     off: bool = False
 
@@ -130,6 +133,12 @@ class Executor:
                 running.off = True
                 running.give_up()
 
+    def forget(self, workers: Collection[WorkerId]) -> None:
+        """These workers are gone: nothing more is done to them, and what was to bring them is called off."""
+        for running in self._groups:
+            running.gone |= dict.fromkeys(workers)
+        self.call_off(workers)
+
     async def stop(self) -> None:
         """Begin nothing more and give up what is under way; nothing is taken back."""
         self._stopped = True
@@ -165,6 +174,9 @@ class Executor:
             # In a group that leaves, a step comes after those before it whether or not they did what they should.
             if not await _succeeded(before) and (running.brings or index not in running.tasks):
                 return self._failed(running, "")
+        if _concerns(step.action, running.gone):
+            # Who is gone has left.
+            return not running.brings or self._failed(running, "a worker was lost")
         running.begun[place] = None
         try:
             await self.hands.perform(step.action)
@@ -203,6 +215,8 @@ class Executor:
     async def _take_back(self, running: _Group) -> None:
         for place in sorted(running.begun, reverse=True):
             for action in running.group.steps[place].undo or ():
+                if _concerns(action, running.gone):
+                    continue
                 try:
                     await self.hands.perform(action)
                 except NothingDone:

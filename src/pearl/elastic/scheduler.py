@@ -127,7 +127,7 @@ class Scheduler:
         """Workers that the state has no more: processes that are left end, and what was to bring them is called off."""
         for worker in workers:
             self.hands.end(worker).add_done_callback(lambda _: self._changed.notify())
-        self.executor.call_off(workers)
+        self.executor.forget(workers)
 
     async def serving(self) -> None:
         """Wait until a worker serves."""
