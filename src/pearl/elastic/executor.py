@@ -81,6 +81,10 @@ class _Group:
     def brings(self) -> bool:
         return self.group.kind in BRINGING
 
+    def sees_off(self, index: int) -> bool:
+        """Whether a step that has begun, and did not do what it should, is one of leaving: what comes after it comes all the same."""
+        return not self.brings and any(self.group.steps[place].index == index for place in self.begun)
+
     def give_up(self) -> None:
         for task in self.tasks.values():
             task.cancel()
@@ -171,8 +175,7 @@ class Executor:
 
     async def _step(self, running: _Group, place: int, step: Step, after: dict[int, asyncio.Task[bool]]) -> bool:
         for index, before in after.items():
-            # In a group that leaves, a step comes after those before it whether or not they did what they should.
-            if not await _succeeded(before) and (running.brings or index not in running.tasks):
+            if not await _succeeded(before) and not running.sees_off(index):
                 return self._failed(running, "")
         if _concerns(step.action, running.gone):
             # Who is gone has left.
