@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from itertools import groupby
 
+from pearl.core.actions import Sleep
 from pearl.core.decision import Situation
 from pearl.core.policy import Borrow, Policy
 from pearl.core.state import (
     Activity,
     ActivityChanged,
     Gpu,
+    GpuOwner,
     GpusJoined,
     Role,
     StateEvent,
@@ -18,6 +21,7 @@ from pearl.core.state import (
 )
 from pearl.elastic.executor import Executor
 from pearl.elastic.hands import Hands
+from pearl.elastic.loans import Loans
 from pearl.elastic.rebuild import Rebuilder
 from pearl.elastic.scheduler import Scheduler
 from pearl.elastic.tracker import Tracker
@@ -44,8 +48,9 @@ class ElasticOptions:
     first_worker_s: float = 1800.0
     """Until a worker must serve."""
     return_timeout_s: float = 300.0
-    change_timeout_s: float = 300.0
-    """For a worker to sleep, wake, or take another role."""
+    change_timeout_s: float = 60.0
+    """For a worker to sleep, wake, end, or take another role, and for the trainer to lend GPUs or take them back. A return waits
+    for several of these, one after the other, so it is much less than `return_timeout_s`."""
 
 
 @dataclass(slots=True)
@@ -76,21 +81,31 @@ class ElasticFleet:
             RunFailed: overlap workers do not start, or no worker serves in time.
         """
         options = self.options
-        self._scheduler = self._make(context)
+        scheduler = self._scheduler = self._make(context)
+        scheduler.listen()
         context.workers.begin(manifest)
         for gpus in (options.reserved, options.training):
             if gpus:
                 self._submit(GpusJoined(gpus=gpus))
         await self._overlap(context)
         if self.source is not None:
-            rebuilder = Rebuilder(source=self.source, scheduler=self.scheduler)
+            rebuilder = Rebuilder(source=self.source, scheduler=scheduler)
             context.nursery.spawn(rebuilder.run(), name="elastic: GPU source")
-        self.scheduler.begin()
+        scheduler.begin()
         try:
             async with guard(options.first_worker_s, "the first rollout worker"):
-                await self.scheduler.serving()
+                await scheduler.serving()
         except GuardExpired as error:
-            raise RunFailed(str(error)) from error
+            gpus_here = len([gpu for gpu in scheduler.state.gpus.values() if gpu.owner is not GpuOwner.TRAINING])
+            raise RunFailed(
+                f"no rollout worker serves within {options.first_worker_s:g} s: there are {gpus_here} GPUs for rollout and "
+                f"{len(options.training)} of the trainer under policy {options.policy.name}; {scheduler.last}"
+            ) from error
+
+    async def stop(self) -> None:
+        """As the scheduler has it; nothing where the run has not begun."""
+        if self._scheduler is not None:
+            await self._scheduler.stop()
 
     async def training_begin(self, version: WeightVersion) -> None:
         """As the scheduler has it."""
@@ -104,8 +119,13 @@ class ElasticFleet:
     def _make(self, context: FleetContext) -> Scheduler:
         options = self.options
         assert self._tracker is not None, "the journal of the run goes through the tracker"
+        loans = Loans(trainer=context.trainer, nursery=context.nursery, timeout_s=options.change_timeout_s)
         hands = Hands(
-            workers=context.workers, trainer=context.trainer, source=self.source, timeout_s=options.change_timeout_s
+            workers=context.workers,
+            loans=loans,
+            source=self.source,
+            nursery=context.nursery,
+            timeout_s=options.change_timeout_s,
         )
         return Scheduler(
             policy=options.policy,
@@ -140,17 +160,21 @@ class ElasticFleet:
         if not specs:
             return
         lent = [gpu for spec in specs for gpu in spec.gpus]
-        await context.trainer.lend_gpus(lent)
+        loans, workers = self.scheduler.hands.loans, context.workers
+        self._fail_if(await loans.lend(lent))
         for spec in specs:
             self._submit(WorkerAdded(worker=spec.worker, gpus=spec.gpus, role=spec.role))
-        report = await context.workers.fleet.start(specs, context.workers.start_timeout_s)
+        report = await workers.fleet.start(specs, workers.start_timeout_s)
         if report.failed:
-            why = "; ".join(f"worker {worker}: {detail}" for worker, detail in report.failed.items())
-            raise RunFailed(f"rollout workers on training GPUs: {why}")
-        await context.workers.fleet.sleep([spec.worker for spec in specs])
-        for spec in specs:
-            self._submit(ActivityChanged(worker=spec.worker, activity=Activity.INACTIVE))
-        await context.trainer.reclaim_gpus(lent)
+            self._fail_if("; ".join(f"worker {worker}: {detail}" for worker, detail in report.failed.items()))
+        # One that is lost on the way has been removed, and costs the others nothing.
+        await asyncio.gather(*(self.scheduler.hands.perform(Sleep(worker=spec.worker)) for spec in specs))
+        await self.scheduler.hands.ended(lent)
+        self._fail_if(await loans.reclaim(lent))
+
+    def _fail_if(self, why_not: str | None) -> None:
+        if why_not is not None:
+            raise RunFailed(f"rollout workers on training GPUs: {why_not}")
 
     def _submit(self, event: StateEvent) -> None:
         if refusal := self.scheduler.workers.state.submit(event):

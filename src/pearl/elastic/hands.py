@@ -4,18 +4,25 @@ Laws:
 
 - the state says that a worker is in transition before anything happens to it, and that it serves once it does;
 - what leaves, leaves: a worker that does not go when asked is ended, and one that is gone already needs nothing;
-- a GPU of the trainer is lent before a worker on it wakes, and reclaimed after it sleeps.
+- a GPU of the trainer is lent before a worker on it wakes or starts, and reclaimed after it sleeps or has ended;
+- a process begins on GPUs only when those that are ending there have ended;
+- a worker that does not answer is lost, and never asked again;
+- every wait is bounded; the state is never told what it would refuse.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from pearl.core.actions import Action, Admit, Drain, GiveBack, LoadWeights, SetRole, Sleep, Start, Stop, Wake
 from pearl.core.state import (
     Activity,
     ActivityChanged,
+    FleetState,
     GpuOwner,
     GpusLeft,
     Role,
@@ -25,17 +32,25 @@ from pearl.core.state import (
     WorkerAdded,
     WorkerRemoved,
 )
-from pearl.errors import PearlError
-from pearl.pipeline.concurrency import GuardExpired, guard
+from pearl.elastic.loans import Loans
+from pearl.errors import PearlError, RunFailed, WorkerLost
+from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.workers import Workers
-from pearl.ports import GpuSource, Trainer, WorkerSpec
+from pearl.ports import GpuSource, WorkerSpec
 from pearl.records.ids import GpuId, WorkerId
 
 _log = logging.getLogger(__name__)
 
+START_MARGIN_S = 30.0
+"""What a start may take beyond its own time-out before it counts as failed."""
+
 
 class ActionFailed(PearlError):
     """An action did not succeed; whatever it began is still to be taken back."""
+
+
+class NothingDone(ActionFailed):
+    """An action could not even begin: there is nothing to take back."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -43,19 +58,27 @@ class Hands:
     """Carries out single actions."""
 
     workers: Workers
-    trainer: Trainer
+    loans: Loans
     source: GpuSource | None
+    nursery: Nursery
     timeout_s: float
-    """For a change of a process that is no start: sleeping, waking, a role."""
+    """For a change of a process that is no start: sleeping, waking, a role, an end."""
     stop_grace_s: float = 0.0
-    lent: dict[GpuId, None] = field(default_factory=dict)
-    """GPUs of the trainer that rollout has, in order of lending."""
+    lost: dict[WorkerId, None] = field(default_factory=dict)
+    """Slots whose worker was lost, and is not back: starting one is a restart."""
+    _ending: dict[WorkerId, asyncio.Task[None]] = field(default_factory=dict)
+
+    @property
+    def state(self) -> FleetState:
+        """The newest version."""
+        return self.workers.state.snapshot
 
     async def perform(self, action: Action) -> None:
         """Do it.
 
         Raises:
             ActionFailed: it did not succeed.
+            RunFailed: all restarts are used up.
         """
         match action:
             case Drain(worker=worker):
@@ -67,35 +90,59 @@ class Hands:
             case GiveBack(gpus=gpus, to=owner):
                 await self._give_back(gpus, owner)
             case SetRole(worker=worker, role=role):
+                self._require(worker)
                 await self._set_role(worker, role)
             case Start():
                 await self._start(action)
             case Wake(worker=worker, role=role):
                 await self._wake(worker, role)
             case LoadWeights(worker=worker):
+                self._require(worker)
                 self._fail_if(await self.workers.load(worker))
             case Admit(workers=workers):
                 await self._admit(workers)
 
-    async def reclaim(self) -> None:
-        """Give the trainer back all that it has lent and nobody uses."""
-        state = self.workers.state.snapshot
-        used = {gpu for w in state.workers.values() if w.activity is not Activity.INACTIVE for gpu in w.gpus}
-        idle = tuple(gpu for gpu in self.lent if gpu not in used)
-        if idle:
-            await self._give_back(idle, GpuOwner.TRAINING)
-
-    def gone(self, worker: WorkerId) -> None:
-        """A worker died, or its GPUs left: what is known of it is forgotten."""
-        self.workers.router.leave(worker)
-        if worker in self.workers.state.snapshot.workers:
-            self._submit(WorkerRemoved(worker=worker))
+    async def reclaim(self) -> str | None:
+        """Give the trainer back all that it has lent and nobody uses; or why it did not take it."""
+        workers = self.state.workers.values()
+        used = {gpu for w in workers if w.activity is not Activity.INACTIVE for gpu in w.gpus}
+        used |= {gpu for worker in self._ending for gpu in self._gpus(worker)}
+        return await self.loans.reclaim([gpu for gpu in self.loans.lent if gpu not in used])
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 
+    def end(self, worker: WorkerId) -> asyncio.Task[None]:
+        """End what there is of a worker's process, in the background."""
+        running = self._ending.get(worker)
+        if running is None:
+            running = self.nursery.spawn(self._end(worker), name=f"elastic: end of worker {worker}")
+            self._ending[worker] = running
+        return running
+
+    async def _end(self, worker: WorkerId) -> None:
+        try:
+            async with guard(self.timeout_s + self.stop_grace_s, f"worker {worker}: stop"):
+                await self.workers.fleet.stop([worker], self.stop_grace_s)
+        except PearlError as error:
+            # Nobody serves with it any more, and what it has on its GPUs is not ours to wait for.
+            _log.warning("worker %d does not end: %s", worker, error)
+        finally:
+            del self._ending[worker]
+
+    def is_ending(self, gpus: Collection[GpuId]) -> bool:
+        """Whether a process on one of these GPUs has been told to end and has not."""
+        return any(not set(gpus).isdisjoint(self._gpus(worker)) for worker in self._ending)
+
+    async def ended(self, gpus: Collection[GpuId] | None = None) -> None:
+        """Wait until nothing ends on these GPUs, or on any; each end is bounded."""
+        for worker, task in list(self._ending.items()):
+            if gpus is None or not set(gpus).isdisjoint(self._gpus(worker)):
+                await asyncio.shield(task)
+
     async def _drain(self, worker: WorkerId) -> None:
-        found = self.workers.state.snapshot.workers.get(worker)
+        found = self.state.workers.get(worker)
         if found is None:
+            self.workers.router.leave(worker)
             return
         if found.activity is Activity.ACTIVE:
             self._submit(ActivityChanged(worker=worker, activity=Activity.TRANSITIONING))
@@ -103,77 +150,100 @@ class Hands:
 
     async def _stop(self, worker: WorkerId) -> None:
         self.workers.router.leave(worker)
-        try:
-            async with guard(self.timeout_s + self.stop_grace_s, f"worker {worker}: stop"):
-                await self.workers.fleet.stop([worker], self.stop_grace_s)
-        except (PearlError, GuardExpired) as error:
-            # Nobody serves with it any more, and what it has on its GPUs is not ours to wait for.
-            _log.warning("worker %d does not end: %s", worker, error)
-        finally:
-            self.gone(worker)
+        await asyncio.shield(self.end(worker))
+        if worker in self.state.workers:
+            self._submit(WorkerRemoved(worker=worker))
 
     async def _sleep(self, worker: WorkerId) -> None:
-        if worker not in self.workers.state.snapshot.workers:
-            return
         self.workers.router.leave(worker)
+        found = self.state.workers.get(worker)
+        if found is None or found.activity is Activity.INACTIVE:
+            return
         try:
             async with guard(self.timeout_s, f"worker {worker}: sleep"):
                 await self.workers.fleet.sleep([worker])
-        except (PearlError, GuardExpired):
-            # Its GPUs are wanted: the process goes instead, and is started again when it is.
+        except PearlError as error:
+            # Its GPUs are wanted: the process goes instead.
+            _log.warning("worker %d does not sleep, and is ended: %s", worker, error)
+            self.lost[worker] = None
             await self._stop(worker)
             return
-        self._submit(ActivityChanged(worker=worker, activity=Activity.INACTIVE))
+        if worker in self.state.workers:
+            self._submit(ActivityChanged(worker=worker, activity=Activity.INACTIVE))
+            self.lost.pop(worker, None)
 
     async def _give_back(self, gpus: tuple[GpuId, ...], to: GpuOwner) -> None:
         if to is GpuOwner.TRAINING:
-            wanted = tuple(gpu for gpu in gpus if gpu in self.lent)
-            if wanted:
-                await self.trainer.reclaim_gpus(wanted)
-            for gpu in wanted:
-                del self.lent[gpu]
+            self._fail_if(await self.loans.reclaim(gpus))
             return
-        here = tuple(gpu for gpu in gpus if gpu in self.workers.state.snapshot.gpus)
+        here = tuple(gpu for gpu in gpus if gpu in self.state.gpus)
         if here:
             self._submit(GpusLeft(gpus=here))
-        if self.source is not None:
-            await self.source.give_back(gpus)
+        try:
+            if here and self.source is not None:
+                async with guard(self.timeout_s, f"GPU source: giving back {len(here)} GPUs"):
+                    await self.source.give_back(here)
+        except PearlError as error:
+            # They are not used any more, and it will take them anyway.
+            _log.warning("%s", error)
 
     # -- coming -------------------------------------------------------------------------------------------------------
 
     async def _start(self, action: Start) -> None:
-        worker = action.worker
-        self._submit(WorkerAdded(worker=worker, gpus=action.gpus, role=action.role))
-        spec = WorkerSpec(worker=worker, gpus=action.gpus, role=action.role)
-        report = await self.workers.fleet.start([spec], self.workers.start_timeout_s)
+        worker, gpus = action.worker, action.gpus
+        await self.ended(gpus)
+        here = self.state.gpus
+        if worker in self.state.workers or any(gpu not in here for gpu in gpus):
+            raise NothingDone(f"worker {worker}: its GPUs are gone, or its slot is taken")
+        self._count_restart(worker)
+        self._submit(WorkerAdded(worker=worker, gpus=gpus, role=action.role))
+        if here[gpus[0]].owner is GpuOwner.TRAINING:
+            self._fail_if(await self.loans.lend(gpus))
+        spec, timeout_s = WorkerSpec(worker=worker, gpus=gpus, role=action.role), self.workers.start_timeout_s
+        try:
+            async with guard(timeout_s + START_MARGIN_S, f"worker {worker}: start"):
+                report = await self.workers.fleet.start([spec], timeout_s)
+        except PearlError as error:
+            raise ActionFailed(str(error)) from error
         if report.failed:
-            self.gone(worker)
             raise ActionFailed("; ".join(f"worker {each}: {why}" for each, why in report.failed.items()))
-        self._require(worker)
+        self._still(worker)
+
+    def _count_restart(self, worker: WorkerId) -> None:
+        workers = self.workers
+        if worker not in self.lost:
+            return
+        workers.restarts += 1
+        if workers.restarts > workers.max_restarts:
+            raise RunFailed(
+                f"rollout worker {worker}: lost, and all cluster.max_worker_restarts = {workers.max_restarts} are used up"
+            )
 
     async def _wake(self, worker: WorkerId, role: Role) -> None:
         found = self._require(worker)
+        if found.activity is not Activity.INACTIVE:
+            raise NothingDone(f"worker {worker}: it is {found.activity.value}, want it asleep")
         self._submit(ActivityChanged(worker=worker, activity=Activity.TRANSITIONING))
-        wanted = tuple(gpu for gpu in found.gpus if gpu not in self.lent)
-        self.lent |= dict.fromkeys(wanted)
-        try:
-            if wanted and self.workers.state.snapshot.is_overlap(worker):
-                await self.trainer.lend_gpus(wanted)
-            async with guard(self.timeout_s, f"worker {worker}: wake"):
-                await self.workers.fleet.wake([worker])
-        except (PearlError, GuardExpired) as error:
-            raise ActionFailed(str(error)) from error
+        if self.state.is_overlap(worker):
+            self._fail_if(await self.loans.lend(found.gpus))
+        await self._ask(worker, "wake", self.workers.fleet.wake([worker]))
         await self._set_role(worker, role)
 
     async def _set_role(self, worker: WorkerId, role: Role) -> None:
-        self._require(worker)
+        await self._ask(worker, f"role {role.value}", self.workers.fleet.set_role(worker, role))
+        if self._still(worker).role is not role:
+            self._submit(RoleChanged(worker=worker, role=role))
+
+    async def _ask(self, worker: WorkerId, what: str, answer: Coroutine[Any, Any, None]) -> None:
+        """Have a process do something; one that does not answer is lost."""
         try:
-            async with guard(self.timeout_s, f"worker {worker}: role {role.value}"):
-                await self.workers.fleet.set_role(worker, role)
-        except (PearlError, GuardExpired) as error:
+            async with guard(self.timeout_s, f"worker {worker}: {what}"):
+                await answer
+        except (GuardExpired, WorkerLost) as error:
+            self.workers.lost(worker, str(error))
             raise ActionFailed(str(error)) from error
-        self._require(worker)
-        self._submit(RoleChanged(worker=worker, role=role))
+        except PearlError as error:
+            raise ActionFailed(str(error)) from error
 
     async def _admit(self, workers: tuple[WorkerId, ...]) -> None:
         """Those that the router knows serve again; the others come new, all at once."""
@@ -182,17 +252,31 @@ class Hands:
         new = {worker: role for worker, role in roles.items() if router.role(worker) is None}
         if new:
             self._fail_if(await self.workers.admit(new))
+        gone = [worker for worker in workers if worker not in self.state.workers]
+        if gone:
+            for worker in (*new, *gone):
+                router.leave(worker)
+            raise ActionFailed(f"worker {gone[0]}: lost before it served")
         for worker in workers:
-            self._require(worker)
             self._submit(ActivityChanged(worker=worker, activity=Activity.ACTIVE))
             router.set_role(worker, roles[worker])
+            self.lost.pop(worker, None)
 
     # -- the state ----------------------------------------------------------------------------------------------------
 
+    def _gpus(self, worker: WorkerId) -> tuple[GpuId, ...]:
+        return self.state.slots.get(worker, ())
+
     def _require(self, worker: WorkerId) -> Worker:
-        found = self.workers.state.snapshot.workers.get(worker)
+        found = self.state.workers.get(worker)
         if found is None:
-            raise ActionFailed(f"worker {worker}: it is gone")
+            raise NothingDone(f"worker {worker}: it is gone")
+        return found
+
+    def _still(self, worker: WorkerId) -> Worker:
+        found = self.state.workers.get(worker)
+        if found is None:
+            raise ActionFailed(f"worker {worker}: lost meanwhile")
         return found
 
     def _submit(self, event: StateEvent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import fields
 from enum import Enum
 
@@ -10,13 +11,20 @@ from pearl.core.choose import Option
 from pearl.core.decision import Decision, Moment, Situation
 from pearl.core.state import FleetState
 from pearl.elastic.executor import PlanOutcome
+from pearl.records.ids import WorkerId
 from pearl.records.journal import ChangeEntry, ChoiceEntry, Json
 
 
 def decision_entry(
-    number: int, at_s: float, moment: Moment, state: FleetState, situation: Situation, decision: Decision
+    number: int,
+    at_s: float,
+    moment: Moment,
+    state: FleetState,
+    situation: Situation,
+    decision: Decision,
+    ahead: Sequence[WorkerId] = (),
 ) -> ChoiceEntry:
-    """A decision with what it saw."""
+    """A decision with what it saw: this state, and that plans are about to change the workers `ahead`."""
     current, chosen = decision.current, decision.chosen
     return ChoiceEntry(
         at_s=at_s,
@@ -39,7 +47,7 @@ def decision_entry(
         plan=[]
         if decision.plan is None
         else [[group.kind.value, [_action(step.action) for step in group.steps]] for group in decision.plan.groups],
-        inputs=_inputs(situation),
+        inputs={**_inputs(situation), "ahead": list(ahead)},
     )
 
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from pearl.core.decide import decide
 from pearl.core.decision import Decision, Moment, Situation
 from pearl.core.policy import Policy
 from pearl.core.progress import Progress
-from pearl.core.state import Activity, ActivityChanged, FleetState, Role, WorkerRemoved
+from pearl.core.state import Activity, ActivityChanged, FleetState, GpuOwner, Role, WorkerRemoved
 from pearl.core.survival import LeaseHistory
 from pearl.core.toggle import ToggleEstimate, observe
 from pearl.elastic.executor import Executor, PlanOutcome
@@ -61,11 +61,16 @@ class Scheduler:
     _moments: deque[Moment] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _changed: Changed = field(default_factory=Changed)
+    _running: asyncio.Task[None] | None = None
+    _stopped: bool = False
     _training: bool = False
     _finished_s: float | None = None
     _timer: asyncio.TimerHandle | None = None
     _failures: int = 0
+    """Plans in a row that failed."""
     _decisions: int = 0
+    _last: str = "nothing was decided yet"
+    """What the last decision, or the last failure, came down to."""
     _borrowed: bool = False
     """Whether rollout had training GPUs since the last update."""
     _waited_s: float = 0.0
@@ -81,35 +86,57 @@ class Scheduler:
         """The newest version."""
         return self.workers.state.snapshot
 
+    def listen(self) -> None:
+        """Hear of lost workers from now on."""
+        self.workers.on_lost = self.lost
+
     def begin(self) -> None:
         """Decide from now on."""
-        self.workers.on_lost = self.lost
-        self.nursery.spawn(self._run(), name="elastic: scheduler")
+        self._running = self.nursery.spawn(self._run(), name="elastic: scheduler")
         self.tell(Moment.STARTED)
+
+    async def stop(self) -> None:
+        """Decide nothing more, and give up what is under way; processes that were told to end have ended."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._running is not None:
+            self._running.cancel()
+        await self.executor.stop()
+        await self.hands.ended()
 
     def tell(self, moment: Moment) -> None:
         """There is something to decide about."""
+        if self._stopped:
+            return
         if moment not in self._moments:
             self._moments.append(moment)
         self._wake.set()
 
     def lost(self, worker: WorkerId, detail: str) -> None:
-        """A worker died or hangs; its process, if it has one, is ended."""
+        """A worker died or hangs: its process, if there is one, is ended, and what was to bring it is called off."""
         if worker not in self.state.workers:
             return
         _log.warning("worker %d lost: %s", worker, detail)
         self.workers.state.submit(WorkerRemoved(worker=worker))
-        self.end(worker)
+        self.hands.lost[worker] = None
+        self.forget([worker])
         self.tell(Moment.WORKERS_CHANGED)
-        self._changed.notify()
 
-    def end(self, worker: WorkerId) -> None:
-        """End what is left of a worker's process, in the background."""
-        self.nursery.spawn(self.workers.fleet.stop([worker], 0.0), name=f"elastic: end of worker {worker}")
+    def forget(self, workers: Collection[WorkerId]) -> None:
+        """Workers that the state has no more: processes that are left end, and what was to bring them is called off."""
+        for worker in workers:
+            self.hands.end(worker).add_done_callback(lambda _: self._changed.notify())
+        self.executor.forget(workers)
 
     async def serving(self) -> None:
         """Wait until a worker serves."""
         await self._changed.until(lambda: True if self.workers.router.workers else None)
+
+    @property
+    def last(self) -> str:
+        """What the last decision came down to, for messages."""
+        return self._last
 
     # -- the training loop's hooks --------------------------------------------------------------------------------------
 
@@ -120,14 +147,17 @@ class Scheduler:
             RunFailed: they do not, within `return_timeout_s`.
         """
         began_s = self.now_s
-        self._training = True
+        self._training, self.hands.loans.is_open = True, False
         self.tell(Moment.TRAINING_BEGAN)
+        what = f"training step {version + 1}: borrowed GPUs"
         try:
-            async with guard(self.return_timeout_s, f"training step {version + 1}: borrowed GPUs"):
+            async with guard(self.return_timeout_s, what):
                 await self._changed.until(lambda: True if self._all_back() else None)
-                await self.hands.reclaim()
+                why_not = await self.hands.reclaim()
         except GuardExpired as error:
-            raise RunFailed(str(error)) from error
+            raise RunFailed(f"{error}; on training GPUs are still {self._overlap_workers()}") from error
+        if why_not is not None:
+            raise RunFailed(f"{what}: {why_not}")
         self._waited_s = self.now_s - began_s
         self._set_training(Activity.ACTIVE)
 
@@ -135,16 +165,24 @@ class Scheduler:
         """The profile follows what the step has shown; training GPUs may be borrowed."""
         self._set_training(Activity.INACTIVE)
         self._training, self._finished_s = False, self.now_s
+        self.hands.loans.is_open = True
         self.toggle = observe(self.toggle, self._borrowed, self._waited_s)
         self._borrowed = False
         self.tracker.refit()
         self.tell(Moment.TRAINING_FINISHED)
 
     def _all_back(self) -> bool:
-        state = self.state
-        overlap = [worker for slot, worker in state.workers.items() if state.is_overlap(slot)]
         # The moment itself has to be decided first: else something might still be about to wake.
-        return not self._moments and all(worker.activity is Activity.INACTIVE for worker in overlap)
+        if self._moments or self._overlap_workers():
+            return False
+        training = [gpu.id for gpu in self.state.gpus.values() if gpu.owner is GpuOwner.TRAINING]
+        return not self.hands.is_ending(training)
+
+    def _overlap_workers(self) -> list[str]:
+        """Those that are not asleep, or about to be otherwise."""
+        state = self.executor.ahead(self.state)
+        workers = [state.workers[slot] for slot in sorted(state.workers) if state.is_overlap(slot)]
+        return [f"worker {w.id} ({w.activity.value})" for w in workers if w.activity is not Activity.INACTIVE]
 
     def _set_training(self, activity: Activity) -> None:
         for slot in sorted(self.state.workers):
@@ -168,11 +206,14 @@ class Scheduler:
             self._changed.notify()
 
     def _decide(self, moment: Moment) -> None:
-        situation, state, now_s = self.situation(), self.state, self.now_s
+        situation, now_s = self.situation(), self.now_s
+        state = self.executor.ahead(self.state)
         decision = decide(self.policy, state, situation, moment, now_s)
         number = self._decisions
         self._decisions += 1
-        self.tracker.write(decision_entry(number, now_s, moment, state, situation, decision))
+        self._last = f"decision {number} ({moment.value}): {decision.reason.value}"
+        ahead = [slot for slot in sorted(state.workers) if state.workers[slot] != self.state.workers.get(slot)]
+        self.tracker.write(decision_entry(number, now_s, moment, self.state, situation, decision, ahead))
         if decision.called_off:
             self.executor.call_off(decision.called_off)
         if decision.plan is not None:
@@ -198,7 +239,7 @@ class Scheduler:
 
     def _settle(self, decision: Decision) -> None:
         """A shape that is reached is used as it was predicted."""
-        if decision.chosen is not None:
+        if decision.chosen is not None and not self.executor.busy:
             self.workers.router.append_tokens = decision.chosen.target.append_tokens
 
     def _done(self, number: int, decision: Decision, outcome: PlanOutcome) -> None:
@@ -206,15 +247,18 @@ class Scheduler:
         if outcome.done:
             self._failures = 0
             self._settle(decision)
+        if outcome.done or outcome.called_off:
+            # What it was called off for has been told before, when its workers were still in transition.
             self.tell(Moment.WORKERS_CHANGED)
         else:
             after_s = min(LONGEST_RETRY_S, RETRY_S * 2**self._failures)
             self._failures += 1
+            self._last = next((group.why_not for group in outcome.groups if group.why_not), self._last)
             self._look_again(self.now_s + after_s)
         self._changed.notify()
 
     def _look_again(self, at_s: float | None) -> None:
-        if at_s is None:
+        if at_s is None or self._stopped:
             return
         loop_s = self.start_s + max(at_s, self.now_s + SHORTEST_S)
         if self._timer is not None and not self._timer.cancelled() and self._timer.when() <= loop_s:

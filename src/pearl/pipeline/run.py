@@ -64,6 +64,9 @@ class FleetControl(TrainingHooks, Protocol):
             RunFailed: none can.
         """
 
+    async def stop(self) -> None:
+        """The run is about to end its workers: change nothing more. Called in any case, also where nothing was started."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPorts:
@@ -283,6 +286,12 @@ class _Run:
         return result
 
     async def _stop(self) -> None:
+        if self.ports.control is not None:
+            try:
+                async with guard(STOP_TIMEOUT_S, "ending the changes of the fleet"):
+                    await self.ports.control.stop()
+            except GuardExpired as error:
+                self.observer.stage("warning", str(error))
         try:
             async with guard(STOP_TIMEOUT_S, "stopping the rollout workers"):
                 await self.workers.stop()

@@ -42,6 +42,11 @@ class FakeFleet:
         self.role_s = 0.0
         """What a change of role takes."""
         self._role_failures: dict[WorkerId, list[str]] = {}
+        self.sleep_s = 0.0
+        """What it takes a worker to fall asleep."""
+        self.wake_s = 0.0
+        """What it takes a worker to wake."""
+        self._hanging: dict[WorkerId, int] = {}
 
     async def start(self, specs: Sequence[WorkerSpec], timeout_s: float) -> StartReport:
         """Start workers, all or nothing."""
@@ -85,12 +90,14 @@ class FakeFleet:
 
     async def sleep(self, workers: Sequence[WorkerId]) -> None:
         """Release device memory; KV of before is gone."""
+        await self._take(workers, self.sleep_s)
         for worker in workers:
             self._engine(worker).sleep()
             self.asleep.add(worker)
 
     async def wake(self, workers: Sequence[WorkerId]) -> None:
         """Take device memory again; its GPUs must be free."""
+        await self._take(workers, self.wake_s)
         used = self._used_gpus()
         for worker in workers:
             engine = self._engine(worker)
@@ -104,11 +111,9 @@ class FakeFleet:
 
     async def set_role(self, worker: WorkerId, role: Role) -> None:
         """Change the role of a drained worker; takes `role_s`, and fails when `fail_next_role` said so."""
-        self._engine(worker)
         if role is Role.TRAINING:
             raise EngineError(f"worker {worker}: got role {role.value}, want a role of rollout")
-        if self.role_s:
-            await asyncio.sleep(self.role_s)
+        await self._take([worker], self.role_s)
         if failures := self._role_failures.get(worker):
             raise EngineError(failures.pop(0))
         if self._engine(worker).busy:
@@ -138,6 +143,10 @@ class FakeFleet:
         """Refuse the next change of a worker's role; each call adds one refusal."""
         self._role_failures.setdefault(worker, []).append(f"worker {worker}: {detail}")
 
+    def hang_next(self, worker: WorkerId) -> None:
+        """Never answer the next sleep, wake or change of role of a worker; each call adds one."""
+        self._hanging[worker] = self._hanging.get(worker, 0) + 1
+
     def delay_next_start(self, worker: WorkerId, start_s: float) -> None:
         """Make the next start of a worker take this long."""
         self._start_times_s.setdefault(worker, []).append(start_s)
@@ -151,6 +160,16 @@ class FakeFleet:
         self._events.put(WorkerUnwell(worker=worker, detail=detail))
 
     # -- the inside -------------------------------------------------------------------------------------------------
+
+    async def _take(self, workers: Sequence[WorkerId], seconds: float) -> None:
+        """What a change of processes that are up takes."""
+        for worker in workers:
+            self._engine(worker)
+            if self._hanging.get(worker):
+                self._hanging[worker] -= 1
+                await asyncio.get_running_loop().create_future()
+        if seconds:
+            await asyncio.sleep(seconds)
 
     def _used_gpus(self) -> dict[GpuId, WorkerId]:
         return {

@@ -9,7 +9,7 @@ from pearl.config.recipe import Recipe
 from pearl.core.shape import parse_shape
 from pearl.core.state import Gpu, GpuOwner
 from pearl.pipeline.rollout import RESTARTED, RolloutProgress
-from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
+from pearl.pipeline.run import FleetControl, RunObserver, RunPorts, RunResult, RunStart, run
 from pearl.pipeline.training_loop import Baseline, NoHooks, StepOutcome, TrainingHooks
 from pearl.pipeline.workers import Workers
 from pearl.ports import WorkerSpec
@@ -68,8 +68,10 @@ class FakeWorld:
         start_s: float = 0.0,
         start: RunStart | None = None,
         hooks: TrainingHooks | None = None,
+        control: FleetControl | None = None,
+        trainer: FakeTrainer | None = None,
     ) -> None:
-        """Make the ports; `start_s` is what a worker takes to start, `train_s` a training step."""
+        """Make the ports; `start_s` is what a worker takes to start, `train_s` a training step of the `trainer` made here."""
         self.recipe = recipe
         config = engine or FakeEngineConfig()
 
@@ -77,12 +79,13 @@ class FakeWorld:
             return FakeEngine(config, worker=spec.worker, output_tokens=output_tokens, store=self.weights)
 
         self.fleet = FakeFleet(make_engine, start_s)
-        self.trainer = FakeTrainer(train_s, version=start.version if start else 0)
+        self.trainer = trainer or FakeTrainer(train_s, version=start.version if start else 0)
         self.weights = FakeWeightStore(self.trainer)
         self.environments = FakeEnvironmentPool(recipe.environment.slots, script)
         self.journal = ListSink()
         self.checkpointer = ListCheckpointer()
         self.hooks: TrainingHooks = hooks or NoHooks()
+        self.control = control
         self.baselines: list[Baseline] = []
         self.steps: list[StepOutcome] = []
         self.stages: list[tuple[str, str]] = []
@@ -102,6 +105,7 @@ class FakeWorld:
             journal=self.journal,
             checkpointer=self.checkpointer,
             hooks=self.hooks,
+            control=self.control,
         )
 
     async def run(self) -> RunResult:
