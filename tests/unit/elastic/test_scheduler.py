@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -168,11 +169,11 @@ def test_a_plan_that_fails_is_tried_again_later_and_later() -> None:
         one.scheduler.begin()
         await asyncio.sleep(200)
         tried_s = one.planned_s()[:5]
-        waits_s = [after - before - START_S for before, after in zip(tried_s, tried_s[1:], strict=False)]
+        waits_s = [after - before - START_S for before, after in itertools.pairwise(tried_s)]
         assert waits_s == pytest.approx([RETRY_S, 2 * RETRY_S, 4 * RETRY_S, 8 * RETRY_S])
         await asyncio.sleep(200)
         assert one.stage.workers.router.workers == (3, 4)
-        assert one.changes() == [(n, done) for n, done in one.changes()][:4] + [(one.changes()[-1][0], True)]
+        assert one.changes() == [*[(n, done) for n, done in one.changes()][:4], (one.changes()[-1][0], True)]
         assert one.scheduler._failures == 0
 
     assert LONGEST_RETRY_S > 8 * RETRY_S
