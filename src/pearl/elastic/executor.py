@@ -82,7 +82,7 @@ class _Group:
         return self.group.kind in BRINGING
 
     def sees_off(self, index: int) -> bool:
-        """Whether a step that has begun, and did not do what it should, is one of leaving: what is next comes all the same."""
+        """Whether what comes after a step comes all the same, whatever became of it: it has begun, and is of leaving."""
         return not self.brings and any(self.group.steps[place].index == index for place in self.begun)
 
     def give_up(self) -> None:
@@ -162,7 +162,7 @@ class Executor:
                     there = workers.get(slot)
                     if there is not None:
                         workers[slot] = replace(there, activity=Activity.TRANSITIONING)
-                    elif isinstance(step.action, Start) and state.gpus.keys() >= frozenset(step.action.gpus):
+                    elif isinstance(step.action, Start) and all(gpu in state.gpus for gpu in step.action.gpus):
                         workers[slot] = Worker(
                             id=slot, gpus=step.action.gpus, role=step.action.role, activity=Activity.TRANSITIONING
                         )

@@ -133,12 +133,12 @@ class Hands:
 
     def is_ending(self, gpus: Collection[GpuId]) -> bool:
         """Whether a process on one of these GPUs has been told to end and has not."""
-        return any(not frozenset(gpus).isdisjoint(self._gpus(worker)) for worker in self._ending)
+        return any(gpu in gpus for worker in self._ending for gpu in self._gpus(worker))
 
     async def ended(self, gpus: Collection[GpuId] | None = None) -> None:
         """Wait until nothing ends on these GPUs, or on any; each end is bounded."""
         for worker, task in list(self._ending.items()):
-            if gpus is None or not frozenset(gpus).isdisjoint(self._gpus(worker)):
+            if gpus is None or any(gpu in gpus for gpu in self._gpus(worker)):
                 await asyncio.shield(task)
 
     async def _drain(self, worker: WorkerId) -> None:
