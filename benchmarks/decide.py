@@ -62,6 +62,7 @@ from pearl.report.planning import folded
 FLEETS = {32: 10.0, 512: 50.0, 10_000: 1000.0}
 """GPUs -> milliseconds that a decision may take."""
 PER_NODE = 8
+WARM_UP_S = 2.0
 OVERLAP_TP = 2
 TRAJECTORIES_PER_GPU = 8
 SEARCH_GPUS = (32, 64, 96, 128)
@@ -86,6 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     quick = parser.parse_args(arguments).quick
     repeats, instances = (5, 300) if quick else (15, 3000)
     checks: list[Check] = []
+    # Code is warm, and so is the core: one that has idled takes its time to come to speed.
+    until_s = time.perf_counter() + WARM_UP_S
+    while time.perf_counter() < until_s:
+        _moments_ms(32, (OVERLAP_TP,), 1)
     for gpus, most_ms in FLEETS.items():
         taken_ms = _moments_ms(gpus, (OVERLAP_TP,), repeats)
         checks.append(Check(name=f"decide_ms_{gpus}", value=max(taken_ms.values()), target=f"<= {most_ms:g}"))

@@ -229,9 +229,15 @@ def test_a_start_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -
             raise WorkerLost(f"{who}: made to fail")
         return await start_actor(actor, who, timeout_s)
 
+    def named(process: psutil.Process) -> str:
+        try:
+            return process.name() + "".join(process.cmdline())
+        except psutil.NoSuchProcess:  # it ended, or is about to be buried
+            return ""
+
     def alive() -> list[int]:
         tree = psutil.Process().children(recursive=True)
-        return [process.pid for process in tree if "EnvironmentHost" in process.name() + "".join(process.cmdline())]
+        return [process.pid for process in tree if "EnvironmentHost" in named(process)]
 
     async def work() -> None:
         monkeypatch.setattr(environment_pool, "start_actor", second_fails)

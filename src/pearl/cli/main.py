@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 import pearl
-from pearl.cli.output import guarded_output
+from pearl.cli.output import guarded_output, stdout_may_be_closed
 from pearl.errors import PearlError, UserError
 
 _ARGUMENTS = "RECIPE.toml|a.b=c"
@@ -99,6 +99,7 @@ def train(
     """Train a model as a recipe says."""
     from pearl.cli.train import begin, go_on
 
+    stdout_may_be_closed()
     if resume is None:
         begin(arguments or [])
     else:
@@ -140,6 +141,7 @@ def profile(
     """Measure how fast a model is on this machine."""
     from pearl.cli.profile import ProfileOptions, run_profile
 
+    stdout_may_be_closed()
     run_profile(
         ProfileOptions(
             model=model,

@@ -1,7 +1,8 @@
-"""What the command prints, where it cannot be printed: a full disk, a reader that went away.
+"""What the command prints, where it cannot be printed: a full disk, a reader that went away, a stream that is closed.
 
 `guarded_output` is the one place that deals with it, whoever prints (pearl, typer, a library): one line on stderr and exit
-status 1; nothing is said where a reader has gone (`| head`). Commands do not look after their own output.
+status 1; nothing is said where a reader has gone (`| head`). A pipe that takes nothing just now is waited for. Commands do not
+look after their own output, but those that do something beside printing: they say `stdout_may_be_closed`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import contextlib
 import errno
 import io
 import os
+import select
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, TextIO, cast
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -26,11 +28,26 @@ class _Descriptor(io.FileIO):
     """A standard stream that says so when it cannot be written."""
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write what there is room for."""
+        """Write what there is room for, at least a byte: where a pipe does not wait for room, wait here."""
+        room = select.poll()
+        room.register(self, select.POLLOUT)
         try:
-            return super().write(data)
+            # None: it does not wait, and has no room.
+            while (written := cast("int | None", super().write(data))) is None:
+                room.poll()
         except OSError as error:
             raise OutputFailed(error.errno, error.strerror) from None
+        return written
+
+
+class _Closed(io.TextIOBase):
+    """Stands in for a stdout that was closed before the command began."""
+
+    def write(self, text: str, /) -> int:
+        """Take nothing."""
+        if text:
+            raise OutputFailed(errno.EBADF, "stdout is closed")
+        return 0
 
 
 @contextlib.contextmanager
@@ -43,6 +60,8 @@ def guarded_output() -> Iterator[None]:
     before = sys.stdout, sys.stderr
     guarded = [_guarded(stream) for stream in before]
     sys.stdout, sys.stderr = guarded
+    if before[0] is None:
+        sys.stdout = cast("TextIO", _Closed())
     try:
         try:
             yield
@@ -60,6 +79,12 @@ def guarded_output() -> Iterator[None]:
     finally:
         _give_up(guarded)
         sys.stdout, sys.stderr = before
+
+
+def stdout_may_be_closed() -> None:
+    """For a command that does something beside printing: where stdout was closed before, what it prints is not missed."""
+    if isinstance(sys.stdout, _Closed):
+        sys.stdout = cast("TextIO", None)  # as Python has it
 
 
 def _guarded(stream: TextIO) -> TextIO:

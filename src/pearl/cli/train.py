@@ -146,7 +146,7 @@ def _reporter(recipe: Recipe, folder: RunFolder) -> Reporter:
     from pearl.report.tensorboard import TensorboardReporter
 
     terminal: Reporter = PlainReporter(recipe.run.steps)
-    if sys.stdout.isatty():
+    if sys.stdout and sys.stdout.isatty():
         from rich.console import Console
 
         from pearl.report.panel import RichReporter

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import io
 import os
+import select
 import subprocess
 import sys
+import termios
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from pearl.cli import main as command
-from pearl.cli.output import OutputFailed, guarded_output
+from pearl.cli.output import OutputFailed, guarded_output, stdout_may_be_closed
 from pearl.report.live import PlainReporter, Reporter
 from pearl.report.run_folder import RunFolder
 from tests.unit.cli.test_train import Job, job, run_folders
@@ -21,6 +25,7 @@ from tests.unit.cli.test_train import Job, job, run_folders
 __all__ = ["job"]
 
 FULL = Path("/dev/full")
+CLOSED = "output: cannot be written: stdout is closed; want a file or a pipe that takes it\n"
 SAID = "output: cannot be written: No space left on device; want a file or a pipe that takes it\n"
 PLAN = """\
 model.path = "m"
@@ -92,16 +97,67 @@ class TestProcess:
     def test_neither_can_be_written(self, full: int) -> None:
         assert pearl(["--version"], stdout=full, stderr=full) == (1, "")
 
-    @pytest.mark.parametrize(("closed", "status"), [(">&-", 0), ("2>&-", 0), (">&- 2>&-", 0)])
-    def test_a_stream_that_was_closed_before_is_not_missed(self, closed: str, status: int) -> None:
-        line = f'"$0" -m pearl.cli.main --version {closed}'
+    @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
+    def test_a_result_that_was_asked_for_and_is_lost_is_one_line_and_status_1(self, arguments: tuple[str, ...]) -> None:
+        assert self.closed(" ".join(arguments), ">&-") == (1, "", CLOSED)
+
+    def test_neither_stream_is_there(self) -> None:
+        assert self.closed("--version", ">&- 2>&-") == (1, "", "")
+
+    def test_a_closed_stderr_is_not_missed(self) -> None:
+        assert self.closed("--version", "2>&-") == (0, f"pearl {command.pearl.__version__}\n", "")
+
+    def test_a_mistake_is_told_where_stdout_is_closed(self) -> None:
+        status, _, said = self.closed("config check no.toml", ">&-")
+        assert (status, "no.toml" in said, CLOSED in said) == (2, True, False)
+
+    def closed(self, arguments: str, closed: str) -> tuple[int, str, str]:
+        line = f'"$0" -m pearl.cli.main {arguments} {closed}'
         done = subprocess.run(["sh", "-c", line, sys.executable], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (status, "")
+        return done.returncode, done.stdout, done.stderr
+
+    def test_a_pipe_that_does_not_wait_gets_all_of_it(self) -> None:
+        """More than it holds, read only when it is full."""
+        expected = subprocess.run(self.explained(), capture_output=True, check=True).stdout
+        reading, process = self.started_on_a_small_pipe()
+        assert len(expected) > 4096
+        poll_until_full(reading)
+        with open(reading, "rb") as pipe:
+            assert pipe.read() == expected
+        _, said = process.communicate()
+        assert (process.returncode, said) == (0, b"")
+
+    def test_a_reader_that_goes_away_from_it_is_told_nothing(self) -> None:
+        reading, process = self.started_on_a_small_pipe()
+        poll_until_full(reading)
+        os.close(reading)
+        _, said = process.communicate()
+        assert (process.returncode, said) == (1, b"")
+
+    def explained(self) -> list[str]:
+        return [sys.executable, "-m", "pearl.cli.main", "plan", "explain", "p.toml", "--json"]
+
+    def started_on_a_small_pipe(self) -> tuple[int, subprocess.Popen[bytes]]:
+        """A pipe of one page whose writing end does not wait for room; the end to read from."""
+        reading, writing = os.pipe()
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+        os.set_blocking(writing, False)
+        process = subprocess.Popen(self.explained(), stdout=writing, stderr=subprocess.PIPE)
+        os.close(writing)
+        return reading, process
 
     def test_what_is_written_is_as_before(self) -> None:
         done = subprocess.run([sys.executable, "-m", "pearl.cli.main", "--version"], capture_output=True, check=False)
         assert done.stdout == f"pearl {command.pearl.__version__}\n".encode()
         assert (done.returncode, done.stderr) == (0, b"")
+
+
+def poll_until_full(reading: int) -> None:
+    """Wait until a pipe of one page holds all that it can."""
+    held = array.array("i", [0])
+    while held[0] < 4096:
+        assert select.select([reading], [], [], 60)[0], "nothing was written"
+        fcntl.ioctl(reading, termios.FIONREAD, held)
 
 
 @contextlib.contextmanager
@@ -135,6 +191,11 @@ class TestTrain:
                 command.main()
         assert (job.calls, run_folders()) == ([], [])
         assert capsys.readouterr().err == SAID
+
+    def test_a_closed_stdout_is_not_missed(self, job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+        with contextlib.redirect_stdout(None), contextlib.suppress(SystemExit):
+            command.main()
+        assert (len(job.calls), capsys.readouterr().err) == (1, "")
 
     def test_a_disk_that_fills_up_ends_no_run(
         self, job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -204,9 +265,30 @@ class TestGuard:
             with pytest.raises(FileNotFoundError):
                 self.end(lambda: os.stat("no such file"))
 
-    def test_a_stream_that_is_not_there(self) -> None:
-        with contextlib.redirect_stdout(None), pytest.raises(SystemExit, match=r"^0$"):
-            self.end(lambda: sys.exit(0))
+    def test_a_stream_that_is_not_there(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with contextlib.redirect_stdout(None):
+            with pytest.raises(SystemExit, match=r"^1$"):
+                self.end(lambda: sys.exit(0))
+            assert sys.stdout is None
+        assert capsys.readouterr().err == CLOSED
+
+    def test_and_that_nobody_writes_to(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with contextlib.redirect_stdout(None), guarded_output():
+            print("", end="")
+        assert capsys.readouterr().err == ""
+
+    def test_what_a_command_prints_beside_what_it_does_is_not_missed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with contextlib.redirect_stdout(None), guarded_output():
+            stdout_may_be_closed()
+            assert sys.stdout is None
+            print("progress")
+        assert capsys.readouterr().err == ""
+
+    def test_a_stream_that_is_there_stays(self, tmp_path: Path) -> None:
+        with printing_to(tmp_path / "out"), guarded_output():
+            stdout_may_be_closed()
+            print("progress")
+        assert (tmp_path / "out").read_text() == "progress\n"
 
     def test_reporters_take_it_for_what_it_is(self, tmp_path: Path) -> None:
         """An error of the system, which they let pass."""
