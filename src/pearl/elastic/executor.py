@@ -3,8 +3,8 @@
 Laws:
 
 - a step begins when all the steps that it names have succeeded; where one of them has not, neither does it;
-- a group that brings workers, or changes their roles, succeeds as a whole or is taken back, last step first: the first step
-  that fails ends the others;
+- a group that brings workers, or changes their roles, succeeds as a whole or is taken back, the last step of each worker first:
+  the first step that fails ends the others;
 - a group in which workers leave is never taken back once it has begun: what is to leave is seen off, whatever fails;
 - several plans may be under way, since what must be done at once waits for nothing; what a plan has yet to do shows as in
   transition (`ahead`), so that no two are about the same worker;
@@ -100,6 +100,8 @@ class Executor:
 
     hands: Hands
     nursery: Nursery
+    on_group: Callable[[GroupOutcome], None] = lambda _: None
+    """Hears what became of a group as soon as it is known: others of its plan may take their time."""
     _groups: dict[_Group, None] = field(default_factory=dict)
     _plans: dict[asyncio.Task[None], None] = field(default_factory=dict)
     _stopped: bool = False
@@ -208,25 +210,35 @@ class Executor:
         finally:
             del self._groups[running]
         why_not = running.why_not or ("called off" if running.off else "")
-        return GroupOutcome(
+        outcome = GroupOutcome(
             kind=running.group.kind,
             done=done,
             why_not="" if done else why_not,
             called_off=running.off and not done,
         )
+        self.on_group(outcome)
+        return outcome
 
     async def _take_back(self, running: _Group) -> None:
+        """Undo what has begun, last step first; workers side by side, since what is done to one needs no other."""
+        chains: dict[WorkerId, list[Action]] = {}
         for place in sorted(running.begun, reverse=True):
             for action in running.group.steps[place].undo or ():
-                if _concerns(action, running.gone):
-                    continue
-                try:
-                    await self.hands.perform(action)
-                except NothingDone:
-                    pass
-                except PearlError as error:
-                    _log.warning("taking back %s: %s", type(action).__name__, error)
+                for worker in _workers(action):
+                    chains.setdefault(worker, []).append(action)
+        await asyncio.gather(*(self._undo(running, worker, actions) for worker, actions in chains.items()))
         _log.warning("group %s was taken back: %s", running.group.kind.value, running.why_not or "called off")
+
+    async def _undo(self, running: _Group, worker: WorkerId, actions: list[Action]) -> None:
+        for action in actions:
+            if worker in running.gone:
+                return
+            try:
+                await self.hands.perform(action)
+            except NothingDone:
+                continue
+            except PearlError as error:
+                _log.warning("taking back %s of worker %d: %s", type(action).__name__, worker, error)
 
 
 async def _succeeded(step: asyncio.Task[bool]) -> bool:

@@ -67,6 +67,8 @@ class Hands:
     lost: dict[WorkerId, None] = field(default_factory=dict)
     """Slots whose worker was lost, and is not back: starting one is a restart."""
     _ending: dict[WorkerId, asyncio.Task[None]] = field(default_factory=dict)
+    _lives: dict[WorkerId, int] = field(default_factory=dict)
+    """Slot -> workers that were started in it: what is done to one of them says nothing of the next."""
 
     @property
     def state(self) -> FleetState:
@@ -149,26 +151,29 @@ class Hands:
         await self.workers.router.drain(worker)
 
     async def _stop(self, worker: WorkerId) -> None:
+        life = self._life(worker)
         self.workers.router.leave(worker)
         await asyncio.shield(self.end(worker))
-        if worker in self.state.workers:
+        if worker in self.state.workers and self._life(worker) == life:
             self._submit(WorkerRemoved(worker=worker))
 
     async def _sleep(self, worker: WorkerId) -> None:
         self.workers.router.leave(worker)
-        found = self.state.workers.get(worker)
+        found, life = self.state.workers.get(worker), self._life(worker)
         if found is None or found.activity is Activity.INACTIVE:
             return
         try:
             async with guard(self.timeout_s, f"worker {worker}: sleep"):
                 await self.workers.fleet.sleep([worker])
         except PearlError as error:
+            if self._life(worker) != life:
+                return
             # Its GPUs are wanted: the process goes instead.
             _log.warning("worker %d does not sleep, and is ended: %s", worker, error)
             self.lost[worker] = None
             await self._stop(worker)
             return
-        if worker in self.state.workers:
+        if worker in self.state.workers and self._life(worker) == life:
             self._submit(ActivityChanged(worker=worker, activity=Activity.INACTIVE))
             self.lost.pop(worker, None)
 
@@ -197,6 +202,7 @@ class Hands:
             raise NothingDone(f"worker {worker}: its GPUs are gone, or its slot is taken")
         self._count_restart(worker)
         self._submit(WorkerAdded(worker=worker, gpus=gpus, role=action.role))
+        life = self._lives[worker] = self._life(worker) + 1
         if here[gpus[0]].owner is GpuOwner.TRAINING:
             self._fail_if(await self.loans.lend(gpus))
         spec, timeout_s = WorkerSpec(worker=worker, gpus=gpus, role=action.role), self.workers.start_timeout_s
@@ -207,7 +213,7 @@ class Hands:
             raise ActionFailed(str(error)) from error
         if report.failed:
             raise ActionFailed("; ".join(f"worker {each}: {why}" for each, why in report.failed.items()))
-        self._still(worker)
+        self._still(worker, life)
 
     def _count_restart(self, worker: WorkerId) -> None:
         workers = self.workers
@@ -230,17 +236,20 @@ class Hands:
         await self._set_role(worker, role)
 
     async def _set_role(self, worker: WorkerId, role: Role) -> None:
+        life = self._life(worker)
         await self._ask(worker, f"role {role.value}", self.workers.fleet.set_role(worker, role))
-        if self._still(worker).role is not role:
+        if self._still(worker, life).role is not role:
             self._submit(RoleChanged(worker=worker, role=role))
 
     async def _ask(self, worker: WorkerId, what: str, answer: Coroutine[Any, Any, None]) -> None:
         """Have a process do something; one that does not answer is lost."""
+        life = self._life(worker)
         try:
             async with guard(self.timeout_s, f"worker {worker}: {what}"):
                 await answer
         except (GuardExpired, WorkerLost) as error:
-            self.workers.lost(worker, str(error))
+            if self._life(worker) == life:
+                self.workers.lost(worker, str(error))
             raise ActionFailed(str(error)) from error
         except PearlError as error:
             raise ActionFailed(str(error)) from error
@@ -249,10 +258,11 @@ class Hands:
         """Those that the router knows serve again; the others come new, all at once."""
         router = self.workers.router
         roles = {worker: self._require(worker).role for worker in workers}
+        lives = {worker: self._life(worker) for worker in workers}
         new = {worker: role for worker, role in roles.items() if router.role(worker) is None}
         if new:
             self._fail_if(await self.workers.admit(new))
-        gone = [worker for worker in workers if worker not in self.state.workers]
+        gone = [w for w in workers if w not in self.state.workers or self._life(w) != lives[w]]
         if gone:
             for worker in (*new, *gone):
                 router.leave(worker)
@@ -273,9 +283,12 @@ class Hands:
             raise NothingDone(f"worker {worker}: it is gone")
         return found
 
-    def _still(self, worker: WorkerId) -> Worker:
+    def _life(self, worker: WorkerId) -> int:
+        return self._lives.get(worker, 0)
+
+    def _still(self, worker: WorkerId, life: int) -> Worker:
         found = self.state.workers.get(worker)
-        if found is None:
+        if found is None or self._life(worker) != life:
             raise ActionFailed(f"worker {worker}: lost meanwhile")
         return found
 

@@ -23,7 +23,7 @@ from pearl.core.progress import Progress
 from pearl.core.state import Activity, ActivityChanged, FleetState, GpuOwner, Role, WorkerRemoved
 from pearl.core.survival import LeaseHistory
 from pearl.core.toggle import ToggleEstimate, observe
-from pearl.elastic.executor import Executor, PlanOutcome
+from pearl.elastic.executor import Executor, GroupOutcome, PlanOutcome
 from pearl.elastic.hands import Hands
 from pearl.elastic.journalled import decision_entry, outcome_entry
 from pearl.elastic.tracker import Tracker
@@ -87,8 +87,8 @@ class Scheduler:
         return self.workers.state.snapshot
 
     def listen(self) -> None:
-        """Hear of lost workers from now on."""
-        self.workers.on_lost = self.lost
+        """Hear of lost workers, and of what becomes of groups, from now on."""
+        self.workers.on_lost, self.executor.on_group = self.lost, self._group_ended
 
     def begin(self) -> None:
         """Decide from now on."""
@@ -247,14 +247,18 @@ class Scheduler:
         if outcome.done:
             self._failures = 0
             self._settle(decision)
-        if outcome.done or outcome.called_off:
-            # What it was called off for has been told before, when its workers were still in transition.
             self.tell(Moment.WORKERS_CHANGED)
-        else:
+        elif not outcome.called_off:
             after_s = min(LONGEST_RETRY_S, RETRY_S * 2**self._failures)
             self._failures += 1
             self._last = next((group.why_not for group in outcome.groups if group.why_not), self._last)
             self._look_again(self.now_s + after_s)
+        self._changed.notify()
+
+    def _group_ended(self, outcome: GroupOutcome) -> None:
+        if outcome.called_off:
+            # What it was called off for has been told before, when its workers were still in transition.
+            self.tell(Moment.WORKERS_CHANGED)
         self._changed.notify()
 
     def _look_again(self, at_s: float | None) -> None:

@@ -34,21 +34,21 @@ def platform() -> Platform:
     return replace(prior, by_tp=MappingProxyType({1: prior.by_tp[1]}), costs=COSTS)
 
 
-def policy_told(truth: Mapping[str, float], borrow: Borrow) -> Policy:
+def policy_told(truth: Mapping[str, float], borrow: Borrow, external: bool) -> Policy:
     pearl = policy_named("pearl", PolicyOptions(tps=(1,)))
-    return replace(pearl, predictor=GivenTimes(truth), borrow=borrow, lease_aware=False)
+    return replace(pearl, predictor=GivenTimes(truth), borrow=borrow, lease_aware=False, external=external)
 
 
 class Scheduling:
     """A scheduler that may be begun."""
 
-    def __init__(self, stage: Stage, truth: Mapping[str, float], borrow: Borrow) -> None:
+    def __init__(self, stage: Stage, truth: Mapping[str, float], borrow: Borrow, external: bool) -> None:
         self.stage = stage
         profile = Profile(workload=workload_prior("webshop"), platform=platform())
         self.progress: Progress = fresh_batch(2, 2)
         self.tracker = Tracker(sink=stage.journal, profile=profile, share=0.3)
         self.scheduler = Scheduler(
-            policy=policy_told(truth, borrow),
+            policy=policy_told(truth, borrow, external),
             workers=stage.workers,
             hands=stage.hands,
             executor=stage.executor,
@@ -89,14 +89,14 @@ def scheduling(
     truth: Mapping[str, float] = TWO,
     borrow: Borrow = Borrow.NEVER,
     *,
-    refused: bool = False,
+    external: bool = False,
 ) -> T:
     async def play() -> T:
         async with Nursery() as nursery:
             stage = Stage(nursery)
             await stage.begin()
-            found = await test(Scheduling(stage, truth, borrow))
-            assert refused or stage.refused() == []
+            found = await test(Scheduling(stage, truth, borrow, external))
+            assert stage.refused() == []
             return found
 
     return run_virtual(play())

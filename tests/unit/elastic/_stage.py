@@ -10,7 +10,19 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
-from pearl.core.actions import Action, ActionGroup, Admit, Drain, GroupKind, LoadWeights, SetRole, Start, Step, Wake, undo_of
+from pearl.core.actions import (
+    Action,
+    ActionGroup,
+    Admit,
+    Drain,
+    GroupKind,
+    LoadWeights,
+    SetRole,
+    Start,
+    Step,
+    Wake,
+    undo_of,
+)
 from pearl.core.state import (
     Activity,
     ActivityChanged,

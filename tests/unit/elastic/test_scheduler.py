@@ -245,7 +245,7 @@ def test_workers_leave_gpus_before_their_notice_falls_due() -> None:
         assert "e0" not in one.stage.workers.state.snapshot.gpus
         assert "e1" in one.stage.workers.state.snapshot.gpus
 
-    scheduling(test, FOUR)
+    scheduling(test, FOUR, external=True)
 
 
 def test_a_notice_during_a_start_on_its_gpus_calls_it_off() -> None:
@@ -260,7 +260,7 @@ def test_a_notice_during_a_start_on_its_gpus_calls_it_off() -> None:
         on = {gpu for each in one.stage.workers.state.snapshot.active() for gpu in each.gpus}
         assert on == {"r0", "r1", "e1"}
 
-    scheduling(test, FOUR)
+    scheduling(test, FOUR, external=True)
 
 
 def test_the_profile_and_the_cost_of_borrowing_follow_a_step() -> None:
