@@ -82,7 +82,7 @@ class _Group:
         return self.group.kind in BRINGING
 
     def sees_off(self, index: int) -> bool:
-        """Whether a step that has begun, and did not do what it should, is one of leaving: what comes after it comes all the same."""
+        """Whether what comes after a step comes all the same, though it did not do what it should: it has begun, and is of leaving."""
         return not self.brings and any(self.group.steps[place].index == index for place in self.begun)
 
     def give_up(self) -> None:

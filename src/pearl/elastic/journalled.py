@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from enum import Enum
 
@@ -41,7 +42,7 @@ def decision_entry(
         error_s=float("inf") if chosen is None else chosen.error_s,
         evaluated=decision.evaluated,
         gates=[
-            [each.gate, each.about, each.verdict.passed, each.verdict.reason.value, dict(each.verdict.numbers)]
+            [each.gate, each.about, each.verdict.passed, each.verdict.reason.value, _numbers(each.verdict.numbers)]
             for each in decision.gates
         ],
         plan=[]
@@ -60,6 +61,11 @@ def outcome_entry(number: int, at_s: float, outcome: PlanOutcome) -> ChangeEntry
         done=outcome.done,
         groups=[[group.kind.value, group.done, group.why_not] for group in outcome.groups],
     )
+
+
+def _numbers(numbers: Iterable[tuple[str, float]]) -> dict[str, Json]:
+    """As JSON has them: what is not finite is null."""
+    return {name: value if math.isfinite(value) else None for name, value in numbers}
 
 
 def _shape(option: Option | None) -> str:

@@ -60,7 +60,7 @@ class ChoiceEntry(JournalEntry):
     error_s: float
     evaluated: int
     gates: list[Json]
-    """`[gate, about, passed, reason, {name: number}]` each."""
+    """`[gate, about, passed, reason, {name: number}]` each; a number that is not finite is null."""
     plan: list[Json]
     """`[kind of a group, [action of each step]]`; empty: nothing changes."""
     inputs: Mapping[str, Json]

@@ -8,8 +8,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from pearl.core.platform import Platform, TransitionCosts
 from pearl.core.makespan import Profile
+from pearl.core.platform import Platform, TransitionCosts
 from pearl.core.policy import Borrow, GivenTimes, Policy, PolicyOptions, policy_named
 from pearl.core.priors import platform_prior, workload_prior
 from pearl.core.progress import Progress, fresh_batch

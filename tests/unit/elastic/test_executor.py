@@ -313,7 +313,7 @@ def test_a_run_that_cannot_go_on_ends() -> None:
         stage.carry_out(expand(0, [start(3, "r0")]))
         await asyncio.sleep(60)
 
-    with pytest.raises(RunFailed, match="cluster.max_worker_restarts = 0"):
+    with pytest.raises(RunFailed, match=r"cluster\.max_worker_restarts = 0"):
         on_stage(test)
 
 

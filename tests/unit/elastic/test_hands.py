@@ -49,7 +49,7 @@ def test_workers_are_admitted_with_the_newest_weights_all_or_none() -> None:
         await asyncio.gather(stage.do(start(3, "r0")), stage.do(start(4, "r1")))
         await stage.do(LoadWeights(worker=w(3)))
         stage.fleet.kill(w(4))
-        with pytest.raises(ActionFailed, match="worker 4|got worker 4"):
+        with pytest.raises(ActionFailed, match="got worker 4, want one of"):
             await stage.do(Admit(workers=(w(3), w(4))))
         assert stage.workers.router.workers == ()
         assert stage.activity()[3] == "transitioning"
@@ -137,7 +137,7 @@ def test_what_was_lost_is_restarted_so_many_times() -> None:
         await stage.serve(3, "r0")  # not lost: no restart
         await stage.do(Drain(worker=w(3)), Stop(worker=w(3)))
         stage.hands.lost[w(3)] = None
-        with pytest.raises(RunFailed, match="worker 3: lost, and all cluster.max_worker_restarts = 2 are used up"):
+        with pytest.raises(RunFailed, match=r"worker 3: lost, and all cluster\.max_worker_restarts = 2 are used up"):
             await stage.do(start(3, "r0"))
 
     on_stage(test)
