@@ -30,9 +30,9 @@ from pearl.records.ids import WorkerId
 
 _log = logging.getLogger(__name__)
 
-BRINGING = frozenset({GroupKind.EXPAND, GroupKind.ROLES})
+BRINGING = (GroupKind.EXPAND, GroupKind.ROLES)
 """Groups after which workers serve that did not, or otherwise."""
-URGENT = frozenset({GroupKind.RETURN, GroupKind.VACATE})
+URGENT = (GroupKind.RETURN, GroupKind.VACATE)
 """Groups that are never called off: what they do is what others are called off for."""
 
 
@@ -82,7 +82,7 @@ class _Group:
         return self.group.kind in BRINGING
 
     def sees_off(self, index: int) -> bool:
-        """Whether what comes after a step comes all the same, though it did not do what it should: it has begun, and is of leaving."""
+        """Whether what comes after a step comes all the same, whatever became of it: it has begun, and is of leaving."""
         return not self.brings and any(self.group.steps[place].index == index for place in self.begun)
 
     def give_up(self) -> None:
@@ -162,7 +162,7 @@ class Executor:
                     there = workers.get(slot)
                     if there is not None:
                         workers[slot] = replace(there, activity=Activity.TRANSITIONING)
-                    elif isinstance(step.action, Start) and state.gpus.keys() >= set(step.action.gpus):
+                    elif isinstance(step.action, Start) and all(gpu in state.gpus for gpu in step.action.gpus):
                         workers[slot] = Worker(
                             id=slot, gpus=step.action.gpus, role=step.action.role, activity=Activity.TRANSITIONING
                         )

@@ -107,8 +107,8 @@ class Hands:
     async def reclaim(self) -> str | None:
         """Give the trainer back all that it has lent and nobody uses; or why it did not take it."""
         workers = self.state.workers.values()
-        used = {gpu for w in workers if w.activity is not Activity.INACTIVE for gpu in w.gpus}
-        used |= {gpu for worker in self._ending for gpu in self._gpus(worker)}
+        used = dict.fromkeys(gpu for w in workers if w.activity is not Activity.INACTIVE for gpu in w.gpus)
+        used |= dict.fromkeys(gpu for worker in self._ending for gpu in self._gpus(worker))
         return await self.loans.reclaim([gpu for gpu in self.loans.lent if gpu not in used])
 
     # -- leaving ------------------------------------------------------------------------------------------------------
@@ -133,12 +133,12 @@ class Hands:
 
     def is_ending(self, gpus: Collection[GpuId]) -> bool:
         """Whether a process on one of these GPUs has been told to end and has not."""
-        return any(not set(gpus).isdisjoint(self._gpus(worker)) for worker in self._ending)
+        return any(gpu in gpus for worker in self._ending for gpu in self._gpus(worker))
 
     async def ended(self, gpus: Collection[GpuId] | None = None) -> None:
         """Wait until nothing ends on these GPUs, or on any; each end is bounded."""
         for worker, task in list(self._ending.items()):
-            if gpus is None or not set(gpus).isdisjoint(self._gpus(worker)):
+            if gpus is None or any(gpu in gpus for gpu in self._gpus(worker)):
                 await asyncio.shield(task)
 
     async def _drain(self, worker: WorkerId) -> None:

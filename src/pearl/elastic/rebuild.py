@@ -120,8 +120,7 @@ class Rebuilder:
         here = self._here(gpus)
         if not here:
             return False
-        gone = set(here)
-        workers = sorted(w.id for w in scheduler.state.workers.values() if not gone.isdisjoint(w.gpus))
+        workers = sorted(w.id for w in scheduler.state.workers.values() if any(gpu in here for gpu in w.gpus))
         for worker in workers:
             scheduler.workers.router.retire(worker, "its GPUs were withdrawn")
         scheduler.workers.state.submit(GpusLeft(gpus=here))
@@ -130,7 +129,7 @@ class Rebuilder:
 
     def _learn(self, gpus: tuple[GpuId, ...]) -> None:
         """How long they lasted: each time of coming and going once."""
-        ended = {self._since_s.pop(gpu) for gpu in gpus if gpu in self._since_s}
+        ended = dict.fromkeys(self._since_s.pop(gpu) for gpu in gpus if gpu in self._since_s)
         for since_s in sorted(ended):
             lasted_s = max(0.0, self.scheduler.now_s - since_s)
             self.scheduler.leases = with_lease(self.scheduler.leases, lasted_s, ended=True)

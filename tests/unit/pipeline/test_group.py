@@ -258,3 +258,20 @@ def test_a_group_that_begins_again_in_a_resumed_run_has_the_same_task_and_other_
     assert [one.turns[0].completion.token_ids for one in resumed.trajectories] == [
         one.turns[0].completion.token_ids for one in group.trajectories
     ]
+
+
+def test_what_is_unfinished_counts_the_turns_of_each_member() -> None:
+    """Members of 1, 2 and 3 turns, each turn 0.5 s to generate and 1 s to answer."""
+
+    async def test(stage: Stage) -> list[tuple[int, ...]]:
+        seen = [stage.group.unfinished]
+        running = stage.nursery.spawn(play(stage), name="group")
+        for at_s in (0.1, 1.0, 1.0, 1.5, 2.0):
+            await asyncio.sleep(at_s)
+            seen.append(stage.group.unfinished)
+        await running
+        return seen
+
+    behaviours = [Behaviour(turns=turns, step_s=1, reward=1.0) for turns in (1, 2, 3)]
+    seen = on_stage(test, behaviours)
+    assert seen == [(0, 0, 0), (0, 0, 0), (0, 0, 0), (1, 1), (2,), ()]

@@ -211,3 +211,37 @@ def test_a_prefix_stays_where_it_is_when_the_role_changes() -> None:
     assert (second.workers, second.computed_prompt_tokens) == ((0, 1), 71 + 1)
     assert second.end is EndReason.STOP
     assert left == []
+
+
+def test_a_worker_that_leaves_is_no_loss_and_its_turns_go_on() -> None:
+    async def test(house: House) -> tuple[Completion, House]:
+        house.add_shape("CC")
+        turn = house.generate(job())
+        await asyncio.sleep(0.65)
+        house.router.leave(WorkerId(0))
+        house.router.leave(WorkerId(7))  # nobody
+        assert house.router.workers == (1,)
+        return await turn, house
+
+    completion, house = in_house(test)
+    assert completion.token_ids.tolist() == undisturbed(7, 12)
+    assert completion.workers == (0, 1)
+    assert (house.lost, house.router.counts.worker_losses) == ([], 0)
+
+
+def test_the_bound_of_append_prefill_can_change_while_turns_go_on() -> None:
+    async def test(house: House) -> House:
+        house.add_shape("PD")
+        assert house.router.append_tokens == 64
+        first = await house.generate(job())
+        context = TokenIds([*PROMPT.tolist(), *first.token_ids.tolist(), 5, 6, 7])
+        house.router.append_tokens = 2
+        await house.generate(job(turn=1, context=context))
+        assert house.router.counts.appended_turns == 0
+        house.router.append_tokens = 100
+        again = TokenIds([*context.tolist(), *undisturbed(7, 12, behind=len(context)), 8])
+        await house.generate(job(turn=2, context=again))
+        return house
+
+    house = in_house(test)
+    assert house.router.counts.appended_turns == 1

@@ -287,3 +287,25 @@ def test_epochs_rise_over_deaths_and_sleep() -> None:
         assert epochs == [0, 1, 3, 4]
 
     play(check)
+
+
+def test_sleeping_and_waking_take_time_and_may_never_be_answered() -> None:
+    async def work() -> list[float]:
+        fleet = FakeFleet()
+        spec = WorkerSpec(worker=WorkerId(0), gpus=(GpuId("gpu0"),), role=Role.COLOCATED)
+        await fleet.start([spec], 10.0)
+        fleet.sleep_s, fleet.wake_s = 2.0, 3.0
+        loop, times = asyncio.get_running_loop(), []
+        await fleet.sleep([spec.worker])
+        times.append(loop.time())
+        await fleet.wake([spec.worker])
+        times.append(loop.time())
+        fleet.hang_next(spec.worker)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(fleet.sleep([spec.worker]), 100)
+        assert fleet.asleep == set()
+        await fleet.sleep([spec.worker])
+        times.append(loop.time())
+        return times
+
+    assert run_virtual(work()) == [2.0, 5.0, 107.0]
