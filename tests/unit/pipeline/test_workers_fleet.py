@@ -1,4 +1,4 @@
-"""Single parts of a fleet that somebody else shapes: weights, admission, and who hears of losses; times as `test_workers` has them."""
+"""Parts of a fleet that somebody else shapes: weights, admission, who hears of losses; times as `test_workers` has them."""
 
 from __future__ import annotations
 
