@@ -106,10 +106,12 @@ class Hands:
 
     async def reclaim(self) -> str | None:
         """Give the trainer back all that it has lent and nobody uses; or why it did not take it."""
+        return await self.loans.reclaim_all(self._used)
+
+    def _used(self) -> dict[GpuId, None]:
         workers = self.state.workers.values()
         used = dict.fromkeys(gpu for w in workers if w.activity is not Activity.INACTIVE for gpu in w.gpus)
-        used |= dict.fromkeys(gpu for worker in self._ending for gpu in self._gpus(worker))
-        return await self.loans.reclaim([gpu for gpu in self.loans.lent if gpu not in used])
+        return used | dict.fromkeys(gpu for worker in self._ending for gpu in self._gpus(worker))
 
     # -- leaving ------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ Laws:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from pearl.errors import PearlError
@@ -40,7 +40,19 @@ class Loans:
 
     async def reclaim(self, gpus: Collection[GpuId]) -> str | None:
         """Give back those of these GPUs that are lent; or why not."""
-        return await asyncio.shield(self.nursery.spawn(self._reclaim(tuple(gpus)), name="elastic: return of a loan"))
+        return await self._return(lambda: gpus)
+
+    async def reclaim_all(self, but: Callable[[], Collection[GpuId]]) -> str | None:
+        """Give back all that is lent when a loan under way has ended, `but` what is used then; or why not."""
+
+        def wanted() -> list[GpuId]:
+            used = but()
+            return [gpu for gpu in self.lent if gpu not in used]
+
+        return await self._return(wanted)
+
+    async def _return(self, gpus: Callable[[], Collection[GpuId]]) -> str | None:
+        return await asyncio.shield(self.nursery.spawn(self._reclaim(gpus), name="elastic: return of a loan"))
 
     async def _lend(self, gpus: tuple[GpuId, ...]) -> str | None:
         async with self._turn:
@@ -60,9 +72,9 @@ class Loans:
             self.lent |= dict.fromkeys(wanted)
         return None
 
-    async def _reclaim(self, gpus: tuple[GpuId, ...]) -> str | None:
+    async def _reclaim(self, gpus: Callable[[], Collection[GpuId]]) -> str | None:
         async with self._turn:
-            wanted = tuple(gpu for gpu in gpus if gpu in self.lent)
+            wanted = tuple(gpu for gpu in gpus() if gpu in self.lent)
             try:
                 if wanted:
                     async with guard(self.timeout_s, f"trainer: reclaiming {len(wanted)} GPUs"):

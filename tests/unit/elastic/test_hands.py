@@ -288,3 +288,19 @@ def test_a_worker_on_training_gpus_starts_on_a_loan() -> None:
         assert stage.trainer.lent == {"t0"}
 
     on_stage(test)
+
+
+def test_what_is_being_lent_is_reclaimed_too() -> None:
+    """A wake that is given up in the middle of its loan, and the worker back asleep at once."""
+
+    async def test(stage: Stage) -> None:
+        waking = asyncio.ensure_future(stage.do(Wake(worker=w(1), role=D)))
+        await asyncio.sleep(LEND_S / 2)
+        waking.cancel()
+        stage.fleet.sleep_s = 0.0
+        await stage.do(Sleep(worker=w(1)))
+        assert await stage.hands.reclaim() is None
+        assert now_s() == 2 * LEND_S
+        assert (stage.trainer.lent, stage.loans.lent) == (set(), {})
+
+    on_stage(test)
