@@ -85,18 +85,19 @@ class WatchedTrainer(FakeTrainer):
 
 @dataclass(slots=True)
 class Moody:
-    """A predictor that is of another mind at each decision: so every change is made at some time, and unmade soon after."""
+    """A predictor that is of another mind every 5 s: so every change is made at some time, and unmade soon after.
+
+    Not at each decision: where a change takes no time, there would be no end of them at one moment.
+    """
 
     seed: int
     close_s: float
     """Of one GPU, about."""
     name: str = "moody"
     appends: bool = True
-    asked: int = 0
 
     def forecast(self, profile: Profile, progress: Progress) -> Forecast:
-        self.asked += 1
-        mood = self.asked
+        mood = int(asyncio.get_running_loop().time() // 5)
 
         def predict(candidates: Candidates) -> Predictions:
             targets = [candidates.target(index) for index in range(len(candidates))]

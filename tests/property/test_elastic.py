@@ -25,7 +25,7 @@ from pearl.errors import RunFailed
 from tests.elastic_runs import Run, random_run
 
 ROOT = Path(__file__).parent.parent.parent
-SEEDS, MORE = 100, 4000
+SEEDS, MORE = 60, 4000
 AT_ONCE = 20
 
 ALLOWED = ("rollout workers on training GPUs: worker",)
@@ -45,8 +45,8 @@ def play(seed: int) -> Run:
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> None:
-    logging.getLogger("pearl").setLevel(logging.ERROR)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR, logger="pearl")
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))

@@ -19,9 +19,6 @@ ALLOWED_LINES: Mapping[str, int] = {}
 
 COVERED_BY: Mapping[str, str] = {
     "pearl.core.decision": "tests/unit/core/test_decide.py",
-    "pearl.elastic.control": "tests/unit/elastic/test_scheduler.py",
-    "pearl.elastic.journalled": "tests/unit/elastic/test_scheduler.py",
-    "pearl.elastic.rebuild": "tests/unit/elastic/test_scheduler.py",
     "pearl.core.events": "tests/unit/core/test_state.py",
     "pearl.core.lines": "tests/unit/core/test_choose.py",
     "pearl.core.scene": "tests/unit/core/test_decide.py",

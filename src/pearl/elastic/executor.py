@@ -64,6 +64,11 @@ class PlanOutcome:
         """Whether a part of it was called off."""
         return any(group.called_off for group in self.groups)
 
+    @property
+    def failure(self) -> str:
+        """Of the first group that did not succeed by itself; empty: there is none."""
+        return next((g.why_not for g in self.groups if g.why_not and not (g.done or g.called_off)), "")
+
 
 @dataclass(slots=True, eq=False)
 class _Group:

@@ -247,12 +247,13 @@ class Scheduler:
         if outcome.done:
             self._failures = 0
             self._settle(decision)
-            self.tell(Moment.WORKERS_CHANGED)
-        elif not outcome.called_off:
+        if outcome.failure:
             after_s = min(LONGEST_RETRY_S, RETRY_S * 2**self._failures)
             self._failures += 1
-            self._last = next((group.why_not for group in outcome.groups if group.why_not), self._last)
+            self._last = outcome.failure
             self._look_again(self.now_s + after_s)
+        else:
+            self.tell(Moment.WORKERS_CHANGED)
         self._changed.notify()
 
     def _group_ended(self, outcome: GroupOutcome) -> None:

@@ -13,6 +13,7 @@ from pearl.core.state import NoticeGiven
 from pearl.elastic.scheduler import LONGEST_RETRY_S, RETRY_S
 from pearl.errors import RunFailed
 from pearl.records.ids import WeightVersion
+from pearl.records.journal import ChangeEntry
 from tests.unit.elastic._scheduling import RETURN_S, TWO, Scheduling, scheduling
 from tests.unit.elastic._stage import LEND_S, LOAD_S, SLEEP_S, START_S, g, now_s, w
 
@@ -203,6 +204,23 @@ def test_a_worker_that_dies_as_it_comes_takes_its_group_back_at_once() -> None:
         assert one.stage.workers.router.workers == (3, 4)
 
     scheduling(test)
+
+
+def test_a_plan_of_which_a_part_failed_and_another_was_called_off_is_tried_again() -> None:
+    """Borrowed workers wake in a group of their own; training begins meanwhile; then the start of the others fails."""
+
+    async def test(one: Scheduling) -> None:
+        one.stage.fleet.fail_next_start(w(3))
+        one.scheduler.begin()
+        await asyncio.sleep(2)
+        assert "Wake 1" in str(one.choices()[0].plan)
+        await one.scheduler.training_begin(ZERO)
+        await asyncio.sleep(START_S + RETRY_S + UP_S)
+        groups = one.stage.journal.of(ChangeEntry)[0].groups
+        assert sorted(str(why_not) for _, _, why_not in groups) == ["called off", "worker 3: worker 3: made to fail"]
+        assert one.stage.workers.router.workers == (3, 4)
+
+    scheduling(test, FOUR, Borrow.ALWAYS)
 
 
 def test_two_lost_at_once() -> None:
