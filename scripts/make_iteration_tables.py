@@ -15,9 +15,8 @@ sum of what the source takes for
 - attention of p tokens that are the last ones of sequences that are c long. More than c tokens are whole sequences and the end of
   another, which takes the share of a whole sequence that its pairs of tokens have.
 
-The source's own mixed step takes the mean over all chunks of a prompt for the last part; the rest is its rule unchanged. What is
-noise in the measurements (fewer seconds for more work) is mended: each value is the mean of the largest before it and the smallest
-behind it, its own included.
+The source's own mixed step takes the mean over all chunks of a prompt for the last part; the rest is its rule unchanged. Noise in
+the measurements (fewer seconds for more work) is mended: each value is the mean of the largest up to it and the smallest from it on.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ class Model:
     name: str
     path: str
     """As the source calls it."""
-    hash: str
-    """`pearl.records.training.model_hash` of its bfloat16 checkpoint."""
     experts: bool
+    hash: str = ""
+    """`pearl.records.training.model_hash` of its bfloat16 checkpoint."""
 
 
 MODELS = (
@@ -79,12 +78,17 @@ GPUS = {"h100": "h100_sxm", "h200": "h200_sxm"}
 class Source:
     """One model on one kind of GPU with one tensor parallelism; times in seconds."""
 
-    def __init__(self, model: Model, gpu: str, tp: int) -> None:
+    def __init__(self, model: Model, system: str, tp: int, version: str = BACKEND_VERSION) -> None:
+        """Load the kernels of a GPU, named as the source calls it, under a version of vLLM."""
         # Experts are cut like everything else: what vLLM does unless it is told to spread them.
-        self._split: dict[str, int] = {"tp_size": tp, **({"moe_tp_size": tp, "moe_ep_size": 1} if model.experts else {})}
-        self._where = (model.path, GPUS[gpu], BACKEND)
+        self._version = version
+        self._split: dict[str, int] = {
+            "tp_size": tp,
+            **({"moe_tp_size": tp, "moe_ep_size": 1} if model.experts else {}),
+        }
+        self._where = (model.path, system, BACKEND)
         engine = _module("sdk.engine").EngineHandle
-        self.engine: Any = engine.compile(*self._where, backend_version=BACKEND_VERSION, **self._split)
+        self.engine: Any = engine.compile(*self._where, backend_version=version, **self._split)
         self.shared_s = cache(self._shared_s)
 
     def _shared_s(self, tokens: int) -> float:
@@ -121,7 +125,7 @@ class Source:
         """Tokens that fit on all GPUs of a worker, and what each takes on all of them: repeated heads count each time."""
         estimate = _module("sdk.memory").estimate_kv_cache(
             *self._where,
-            BACKEND_VERSION,
+            self._version,
             max_num_tokens=PREFILL[-1],
             max_batch_size=DECODING[-1],
             memory_fraction_kind="of_total",
@@ -289,7 +293,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for model in MODELS:
         for gpu in GPUS:
             for tp in TPS:
-                source, path = Source(model, gpu, tp), options.out / f"{model.name.lower()}-{gpu}-tp{tp}.json"
+                source, path = Source(model, GPUS[gpu], tp), options.out / f"{model.name.lower()}-{gpu}-tp{tp}.json"
                 profile = profile_of(model, gpu, tp, source)
                 rows.append(row_of(path.name, source, profile))
                 if not options.check:
