@@ -16,7 +16,8 @@ sum of what the source takes for
   another, which takes the share of a whole sequence that its pairs of tokens have.
 
 The source's own mixed step takes the mean over all chunks of a prompt for the last part; the rest is its rule unchanged. Noise in
-the measurements (fewer seconds for more work) is mended: each value is the mean of the largest up to it and the smallest from it on.
+the measurements (fewer seconds for more work) is mended: each value is the mean of the largest up to it and the smallest from it
+on.
 """
 
 from __future__ import annotations
