@@ -97,7 +97,7 @@ class PlatformConfig(Section):
     """`[platform]`: what is assumed of engines and of changes until the run has measured them."""
 
     prior: Literal["qwen3-8b-h100", "qwen3-8b-h200", "qwen3-30b-a3b-h100", "qwen3-30b-a3b-h200"] = Field(
-        "qwen3-8b-h100", description="Model and GPU; from published figures."
+        "qwen3-8b-h100", description="Model and GPU: shipped tables of iteration times, published costs of changes."
     )
     profiles: tuple[Path, ...] = Field(
         (),

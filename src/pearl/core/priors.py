@@ -15,6 +15,10 @@ vLLM they are 16-26 % off, about 10 % with one fitted factor, so differences bel
 - *mixture of experts*: prefill loads every expert by itself, so decoding beside it only adds the reading of its KV.
 
 Times for appending to a prefix, published apart from these, come out within 5 %.
+
+Recipes take the tables of `pearl.silicon` for iterations and KV instead, which are of the same source and much finer; from
+here they have what changes of the fleet cost. The rules above stay for what must not read files, or wants a platform whose every
+number can be worked out by hand: this core's tests, and benchmarks that time decisions.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ from pearl.core.workload import WorkloadProfile, within_limits
 from pearl.errors import ProfileError, StateError
 from pearl.records.ids import GpuId, LeaseId, NodeId, WorkerId
 from pearl.report.workload_file import read_workload
+from pearl.silicon.tables import shipped, silicon_profiles
 from pearl.text_file import Unreadable, read_text
 
 _COSTS = ("start_s", "finalise_s", "activate_s", "return_s", "role_change_s", "stop_s")
@@ -123,8 +124,7 @@ def platform_of(recipe: Recipe) -> Platform:
     if config.profiles:
         known, costs = _measured(config.profiles)
     else:
-        prior = platform_prior(config.prior)
-        known, costs = dict(prior.by_tp), prior.costs
+        known, costs = _assumed(config.prior, fleet.tp), platform_prior(config.prior).costs
     missing = [tp for tp in fleet.tp if tp not in known]
     if missing:
         source = "platform.profiles" if config.profiles else f"platform.prior {config.prior}"
@@ -140,6 +140,13 @@ def platform_of(recipe: Recipe) -> Platform:
         readback=config.readback,
         tp_pairs=None if fleet.tp_pairs is None else frozenset(fleet.tp_pairs),
     )
+
+
+def _assumed(prior: str, tps: Sequence[int]) -> dict[int, PlatformProfile]:
+    """The shipped tables of a prior: those of the tensor parallelisms that are wanted, all where one of them is not there."""
+    model, _, gpu = prior.rpartition("-")
+    there = shipped()[model, gpu]
+    return silicon_profiles(model, gpu, tps if set(tps) <= set(there) else there)
 
 
 def _measured(paths: Iterable[Path]) -> tuple[dict[int, PlatformProfile], TransitionCosts]:

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from pearl.cli.main import app
 from pearl.core.priors import platform_prior
+from pearl.silicon.tables import silicon_profiles
 
 RECIPE = """\
 model.path = "m"
@@ -218,7 +219,10 @@ class TestMistakes:
                 ("fleet.reserved_gpus=0", "fleet.external_gpus=0"),
                 "command line: fleet.reserved_gpus: got 0 with fleet.external_gpus, want >= 2",
             ),
-            (("fleet.tp=[2, 8]",), "fleet.tp: got 8, want one of 1, 2, 4 (what platform.prior qwen3-8b-h100 knows)"),
+            (
+                ("fleet.tp=[2, 16]", "fleet.gpus_per_node=16"),
+                "fleet.tp: got 16, want one of 1, 2, 4, 8 (what platform.prior qwen3-8b-h100 knows)",
+            ),
             (('platform.profiles=["nope.json"]',), "platform.profiles: nope.json: no such file; want a file of"),
             (('platform.profiles=["p.toml"]',), "platform.profiles: p.toml: cannot be read as JSON: "),
             (
@@ -270,6 +274,6 @@ class TestMistakes:
 def test_profiles_take_the_place_of_a_prior() -> None:
     """The profile of a prior, read from a file, gives what the prior gives, but for the costs of changes."""
     costs = platform_prior("qwen3-8b-h100").costs
-    Path("a.json").write_text(platform_prior("qwen3-8b-h100").by_tp[2].to_json())
+    Path("a.json").write_text(silicon_profiles("qwen3-8b", "h100", (2,))[2].to_json())
     set_costs = [f"platform.{name}={getattr(costs, name)}" for name in costs.__slots__]
     assert document('platform.profiles=["a.json"]', *set_costs) == document()

@@ -15,7 +15,7 @@ from pearl.config.recipe import Recipe
 from pearl.core.gate import Thresholds
 from pearl.core.platform import TransitionCosts
 from pearl.core.policy import Borrow
-from pearl.core.priors import platform_prior, workload_prior
+from pearl.core.priors import PLATFORM_PRIORS, platform_prior, workload_prior
 from pearl.core.profile import IterationTimes, PlatformProfile
 from pearl.core.shape import parse_shape
 from pearl.core.state import (
@@ -42,6 +42,7 @@ from pearl.report.planning import (
     thresholds_of,
     workload_of,
 )
+from pearl.silicon.tables import silicon_profiles
 
 ROOM = {"max_turns": 1000, "max_context_tokens": 10**6}
 
@@ -303,7 +304,7 @@ class TestWorkload:
 
 class TestPlatform:
     def test_a_prior(self) -> None:
-        prior = platform_prior("qwen3-30b-a3b-h200")
+        tables = silicon_profiles("qwen3-30b-a3b", "h200", (1, 4))
         found = platform_of(
             recipe(
                 fleet={"tp": (4, 1), "tp_pairs": [(1, 4)]},
@@ -316,10 +317,17 @@ class TestPlatform:
             )
         )
         assert found.tps == (1, 4)
-        assert {tp: found.by_tp[tp] for tp in found.tps} == {1: prior.by_tp[1], 4: prior.by_tp[4]}
+        assert found.by_tp == tables
         assert found.costs == TransitionCosts(start_s=67.06, finalise_s=17.89, activate_s=6.09, return_s=4.38)
         assert (found.max_sequences, found.prefill_chunk_tokens, found.readback) == (7, 99, False)
         assert found.tp_pairs == frozenset({(1, 4)})
+
+    @pytest.mark.parametrize("name", PLATFORM_PRIORS)
+    def test_every_prior_has_tables_and_costs(self, name: str) -> None:
+        found = platform_of(recipe(fleet={"tp": (1, 2, 4, 8)}, platform={"prior": name}))
+        assert found.tps == (1, 2, 4, 8)
+        assert {profile.device for profile in found.by_tp.values()} == {f"NVIDIA {name[-4:].upper()} SXM (tabulated)"}
+        assert found.costs == platform_prior(name).costs
 
     def test_all_pairs_unless_some_are_named(self) -> None:
         assert platform_of(recipe()).tp_pairs is None
@@ -358,9 +366,9 @@ class TestPlatform:
 
     def test_a_tensor_parallelism_that_nobody_knows(self, tmp_path: Path) -> None:
         with pytest.raises(ProfileError) as caught:
-            platform_of(recipe(fleet={"tp": (2, 8)}))
+            platform_of(recipe(fleet={"tp": (2, 16), "gpus_per_node": 16}))
         assert str(caught.value) == (
-            "fleet.tp: got 8, want one of 1, 2, 4 (what platform.prior qwen3-8b-h100 knows); measure it with `pearl profile`"
+            "fleet.tp: got 16, want one of 1, 2, 4, 8 (what platform.prior qwen3-8b-h100 knows); measure it with `pearl profile`"
         )
         paths = [write(tmp_path / f"{tp}.json", profile(tp)) for tp in (2, 1)]
         with pytest.raises(ProfileError, match=r"fleet\.tp: got 4, want one of 1, 2 \(what platform\.profiles knows\)"):
