@@ -182,7 +182,7 @@ class TestProfile:
 
 @pytest.mark.parametrize(("name", "gpu"), sorted(shipped()))
 def test_how_far_it_is_from_the_tables(name: str, gpu: str) -> None:
-    """12 % on average per table at most (tp 8 of a mixture of experts is the furthest), 40 % anywhere; random iterations that fit."""
+    """12 % on average per table at most (tp 8 of a mixture of experts is the furthest), 40 % anywhere; of iterations that fit."""
     random = np.random.default_rng(7)
     for tp, table in silicon_profiles(name, gpu, (1, 2, 4, 8)).items():
         line, errors = Roofline(MODELS[name], GPUS[gpu], tp, EFFICIENCY), []
