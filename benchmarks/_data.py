@@ -76,13 +76,17 @@ class Data:
         """
         if name not in WORKLOAD_PRIORS:
             raise ProfileError(f"workload: got {name!r}, want one of {', '.join(WORKLOAD_PRIORS)}")
-        path = self._file("workloads", f"{_RECORDINGS[name]}.jsonl") if name in _RECORDINGS else None
+        path = self.recording(name)
         if path is None:
             return FoundWorkload(workload=preset(name, seed=seed), label=f"{SYNTHETIC}: preset {name}")
         recorded = RecordedWorkload(
             read_recording(path), seed=seed, env_s=workload_prior(name).env_s, env_source=f"the prior {name}"
         )
         return FoundWorkload(workload=recorded, label=f"recorded: {path.name} (waits {recorded.waits})")
+
+    def recording(self, name: str) -> Path | None:
+        """The file behind a preset; None: there is none, or it is not at hand."""
+        return self._file("workloads", f"{_RECORDINGS[name]}.jsonl") if name in _RECORDINGS else None
 
     def availability(self, name: str, *, seed: int) -> FoundTrace:
         """A recorded trace by its name; one with the same mean and changes where it is not at hand.

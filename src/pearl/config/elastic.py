@@ -112,6 +112,13 @@ class PlatformConfig(Section):
         description="Prompt tokens that a colocated worker computes beside one decode iteration.",
     )
     readback: bool = Field(True, description="KV of what a decode worker generated goes back to the prefill worker.")
+    time_scale: float = Field(
+        1,
+        gt=0,
+        le=100,
+        description="What iterations take over what prior or profiles say, until the run has measured it; in simulation, what they "
+        "do take.",
+    )
     start_s: float | None = Field(
         None,
         ge=0,
