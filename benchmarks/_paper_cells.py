@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -76,6 +77,7 @@ class _Watch:
 
 def run_cell(cell: Cell) -> Result:
     """Play it."""
+    logging.getLogger("pearl").setLevel(logging.ERROR)  # workers that leave are what this is about
     wanted = PaperCell(**{**cell, "tp": tuple(cell["tp"])})
     watch = _Watch()
     with tempfile.TemporaryDirectory() as folder:
