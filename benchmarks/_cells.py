@@ -6,6 +6,7 @@ was stopped goes on where it was, and nothing is taken from code that has change
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -50,6 +51,8 @@ def measure(
     if missing:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w" if fresh else "a", encoding="utf-8") as file:
+            if known:
+                file.write("\n")  # a line that was cut off ends here
             for done, (key, result) in enumerate(_results(run, missing), 1):
                 known[key] = result
                 file.write(json.dumps({"key": key, "result": result}) + "\n")
@@ -81,11 +84,9 @@ def _read(path: Path) -> dict[str, Result]:
     known: dict[str, Result] = {}
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
-            try:
+            with contextlib.suppress(ValueError):  # empty, or the last one of a run that was killed
                 entry = json.loads(line)
-            except ValueError:
-                continue  # the last line of a run that was killed
-            known[entry["key"]] = entry["result"]
+                known[entry["key"]] = entry["result"]
     return known
 
 

@@ -313,10 +313,12 @@ class TestPlatform:
                     "max_sequences": 7,
                     "prefill_chunk_tokens": 99,
                     "readback": False,
+                    "time_scale": 1.5,
                 },
             )
         )
         assert found.tps == (1, 4)
+        assert (found.scale(1), found.scale(4)) == (1.5, 1.5)
         assert found.by_tp == tables
         assert found.costs == TransitionCosts(start_s=67.06, finalise_s=17.89, activate_s=6.09, return_s=4.38)
         assert (found.max_sequences, found.prefill_chunk_tokens, found.readback) == (7, 99, False)
