@@ -128,7 +128,9 @@ def fold(state: FleetState, event: StateEvent) -> FleetState | StateRefusal:
     changed = _apply(state, event)
     if isinstance(changed, StateRefusal):
         return changed
-    if isinstance(event, WorkerAdded | ActivityChanged | RoleChanged) and _breaks(changed, changed.workers[event.worker]):
+    if isinstance(event, WorkerAdded | ActivityChanged | RoleChanged) and _breaks(
+        changed, changed.workers[event.worker]
+    ):
         return _violation(changed) or replace(changed, version=state.version + 1)
     # Nothing else can be wrong by now: whatever leaves, leaves with all that sits on it.
     return replace(changed, version=state.version + 1)

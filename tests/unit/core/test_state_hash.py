@@ -72,7 +72,9 @@ EVENTS: st.SearchStrategy[StateEvent] = st.one_of(
     ),
     st.builds(lambda slot: WorkerRemoved(worker=WorkerId(slot)), st.integers(0, 2)),
     st.builds(
-        lambda slot, to: ActivityChanged(worker=WorkerId(slot), activity=to), st.integers(0, 2), st.sampled_from(Activity)
+        lambda slot, to: ActivityChanged(worker=WorkerId(slot), activity=to),
+        st.integers(0, 2),
+        st.sampled_from(Activity),
     ),
     st.builds(lambda slot: RoleChanged(worker=WorkerId(slot), role=Role.PREFILL), st.integers(0, 2)),
 )

@@ -13,6 +13,7 @@ from pearl.pipeline.placement import STICKY_SLACK, Need, Placement, Way, choose
 from pearl.pipeline.standings import Standings
 from pearl.records.ids import WeightVersion, WorkerId
 
+V0 = WeightVersion(0)
 ROLES = (Role.PREFILL, Role.DECODE, Role.COLOCATED)
 
 
@@ -20,7 +21,7 @@ ROLES = (Role.PREFILL, Role.DECODE, Role.COLOCATED)
 class One:
     id: WorkerId
     role: Role = Role.COLOCATED
-    version: WeightVersion = WeightVersion(0)
+    version: WeightVersion = V0
     load: int = 0
     draining: bool = False
 
