@@ -231,14 +231,7 @@ class Router:
             self._give_back(trajectory, trail.readback)
 
     def _place(self, turn: Turn, trail: Trail) -> Placement[Seat] | None:
-        need = Need(
-            tokens=turn.tokens,
-            min_version=turn.job.min_version,
-            held=trail.held,
-            failed=turn.failed,
-            append_tokens=self._append_tokens,
-            whole=turn.whole,
-        )
+        need = Need(turn.tokens, turn.job.min_version, trail.held, turn.failed, self._append_tokens, turn.whole)
         return self._standings.choose(need)
 
     def _leave(self, trajectory: TrajectoryId, trail: Trail, placed: Placement[Seat]) -> None:
@@ -325,7 +318,7 @@ class Router:
             id=RequestId(f"{job.trajectory}/{job.turn}#{self._requests}"),
             trajectory=job.trajectory,
             turn=job.turn,
-            context=job.context + turn.token_ids,
+            context=job.context + turn.token_ids if turn.workers else job.context,
             sampling=job.sampling,
             max_new_tokens=turn.left,
             min_version=job.min_version,
