@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for gpus in sizes:
             by_size[gpus] = _spent(_batch(recording, gpus))
             _tell(f"{gpus:,} GPUs, {PER_GPU * gpus:,} trajectories", by_size[gpus])
-    settings = {"quick": quick, "data": data.label, "trace": label, "cores": os.cpu_count() or 0, **_machine()}
+    settings: dict[str, str | int | float | bool] = {"quick": quick, "data": data.label, "trace": label, **_machine()}
     return report("sim_speed", _checks(segment, by_size, duration_s, "quick_" if quick else ""), settings)
 
 
@@ -117,10 +117,10 @@ def _checks(segment: Spent, by_size: dict[int, Spent], duration_s: float, prefix
 
 def exponent(sizes: Sequence[float], times: Sequence[float]) -> float:
     """The slope of log(time) over log(size), by least squares."""
-    points = [(math.log(size), math.log(taken)) for size, taken in zip(sizes, times, strict=True)]
-    mean_x, mean_y = (sum(each) / len(points) for each in zip(*points, strict=True))
-    rises = sum((x - mean_x) * (y - mean_y) for x, y in points)
-    return rises / sum((x - mean_x) ** 2 for x, _ in points)
+    xs, ys = [math.log(size) for size in sizes], [math.log(taken) for taken in times]
+    mean_x, mean_y = math.fsum(xs) / len(xs), math.fsum(ys) / len(ys)
+    rise = math.fsum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True))
+    return rise / math.fsum((x - mean_x) ** 2 for x in xs)
 
 
 def _spent(recipe: Recipe) -> Spent:
@@ -143,8 +143,13 @@ def _tell(what: str, spent: Spent) -> None:
     )
 
 
-def _machine() -> dict[str, str]:
-    return {"machine": platform.machine(), "python": platform.python_version(), "system": platform.system()}
+def _machine() -> dict[str, str | int]:
+    return {
+        "cores": os.cpu_count() or 0,
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
 
 
 # -- what is simulated ----------------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         if self._closed:
             raise RuntimeError("the event loop is closed")
-        if when != when:  # noqa: PLR0124 - not a number
+        if when != when:  # not a number
             raise ValueError(f"virtual time: got a timer at {when} s, want a number")
         self._set += 1
         timer = _Timer(when, callback, args, self, context, kind, waiter)
