@@ -243,7 +243,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.TimerHandle:
         if self._closed:
             raise RuntimeError("the event loop is closed")
-        if math.isnan(when):
+        if when != when:  # not a number
             raise ValueError(f"virtual time: got a timer at {when} s, want a number")
         self._set += 1
         timer = _Timer(when, callback, args, self, context, kind, waiter)
@@ -282,7 +282,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 self.call_exception_handler(context)
 
     def _jump(self) -> None:
-        progress, guard = self._progress.first_s(), self._guards.first_s()
+        progress, guards = self._progress.first_s(), self._guards.heap
+        if guards and guards[0][0] > progress:
+            # Whatever is first of the guards, cancelled or not, comes later.
+            if progress > self._now_s:
+                self._now_s = progress
+            return
+        guard = self._guards.first_s()
         if progress == guard == math.inf:
             names = self._waiting_tasks()
             raise Stalled(

@@ -1,7 +1,7 @@
 """The GPU-worker-role state: which worker sits on which GPUs, in which role, whether it serves, and how long GPUs stay.
 
 Events fold in one after the other, each giving a new version with a hash; an event that would break an invariant is
-refused and the state stays as it was. Invariants, checked in `_violation` alone:
+refused and the state stays as it was. Invariants, checked in `_violation` (`_breaks` says quickly that there is none):
 
 - *slots*: a worker keeps its slot and its GPUs for life; a slot that comes back has the GPUs that it had.
 - *one server*: a GPU never serves two active workers, so never training and rollout at once.
@@ -13,7 +13,6 @@ Leases hold external GPUs that are here, each GPU under one lease at most; a GPU
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -39,6 +38,7 @@ from pearl.core.events import (
     WorkerAdded,
     WorkerRemoved,
 )
+from pearl.core.state_hash import StateHash
 from pearl.records.ids import GpuId, LeaseId, WorkerId
 
 __all__ = [
@@ -89,22 +89,7 @@ class FleetState:
     @property
     def hash(self) -> str:
         """16 hex digits over the content in slot order; equal states have equal hashes in every process."""
-        digest = hashlib.blake2b(digest_size=8)
-        for gpu_id in sorted(self.gpus):
-            gpu = self.gpus[gpu_id]
-            digest.update(f"{gpu.id}|{gpu.node}|{gpu.owner.value}\n".encode())
-        for slot in sorted(self.slots):
-            digest.update(f"{slot}|{','.join(self.slots[slot])}\n".encode())
-        for worker_id in sorted(self.workers):
-            worker = self.workers[worker_id]
-            digest.update(f"{worker.id}|{worker.role.value}|{worker.activity.value}\n".encode())
-        for lease_id in sorted(self.leases):
-            lease = self.leases[lease_id]
-            end = "open" if lease.end_s is None else _seconds(lease.end_s)
-            digest.update(f"lease {lease_id}|{','.join(lease.gpus)}|{_seconds(lease.since_s)}|{end}\n".encode())
-        for gpu_id in sorted(self.notices):
-            digest.update(f"notice {gpu_id}|{_seconds(self.notices[gpu_id])}\n".encode())
-        return digest.hexdigest()
+        return StateHash().of(self)
 
     def active(self) -> tuple[Worker, ...]:
         """Workers that serve, in slot order."""
@@ -143,7 +128,12 @@ def fold(state: FleetState, event: StateEvent) -> FleetState | StateRefusal:
     changed = _apply(state, event)
     if isinstance(changed, StateRefusal):
         return changed
-    return _violation(changed) or replace(changed, version=state.version + 1)
+    if isinstance(event, WorkerAdded | ActivityChanged | RoleChanged) and _breaks(
+        changed, changed.workers[event.worker]
+    ):
+        return _violation(changed) or replace(changed, version=state.version + 1)
+    # Nothing else can be wrong by now: whatever leaves, leaves with all that sits on it.
+    return replace(changed, version=state.version + 1)
 
 
 def _apply(state: FleetState, event: StateEvent) -> FleetState | StateRefusal:
@@ -281,6 +271,20 @@ def _with_worker(state: FleetState, worker: Worker) -> FleetState:
     return replace(state, workers=MappingProxyType({**state.workers, worker.id: worker}))
 
 
+def _breaks(state: FleetState, worker: Worker) -> bool:
+    """Whether a worker breaks an invariant in a state where all the others do not."""
+    if _misplaced(state, worker) is not None:
+        return True
+    if worker.activity is not Activity.ACTIVE:
+        return False
+    gpus = frozenset(worker.gpus)
+    active = Activity.ACTIVE
+    return any(
+        other.activity is active and other.id != worker.id and not gpus.isdisjoint(other.gpus)
+        for other in state.workers.values()
+    )
+
+
 def _violation(state: FleetState) -> StateRefusal | None:
     serving: dict[GpuId, WorkerId] = {}
     for worker_id in sorted(state.workers):
@@ -350,8 +354,3 @@ def _bad_time(what: str, times_s: Iterable[float]) -> StateRefusal | None:
                 reason=RefusalReason.BAD_TIME, detail=f"{what}: got time {time_s} s, want a finite one >= 0"
             )
     return None
-
-
-def _seconds(time_s: float) -> str:
-    """Equal times as equal text: 1 as 1.0, -0.0 as 0.0."""
-    return repr(float(time_s) + 0.0)

@@ -80,6 +80,14 @@ class AgentLoop:
     """What a cancellation means; set before cancelling the task that runs this."""
     _turns: list[Turn] = field(default_factory=list)
     _success: bool | None = None
+    _sampling: Sampling = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sampling = Sampling(
+            seed=self.attempt.sampling_seed,
+            temperature=self.ports.temperature,
+            stop_token_ids=self.ports.codec.stop_token_ids,
+        )
 
     @property
     def turns_done(self) -> int:
@@ -171,11 +179,7 @@ class AgentLoop:
             trajectory=self.attempt.id,
             turn=turn,
             context=context,
-            sampling=Sampling(
-                seed=self.attempt.sampling_seed,
-                temperature=self.ports.temperature,
-                stop_token_ids=self.ports.codec.stop_token_ids,
-            ),
+            sampling=self._sampling,
             max_new_tokens=max_new_tokens,
             min_version=self.attempt.min_version,
         )

@@ -37,11 +37,11 @@ class guard:  # noqa: N801 - it reads as the verb that it is: `async with guard(
         self._expired = False
 
     async def __aenter__(self) -> Self:
-        task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        task = asyncio.current_task(loop)
         assert task is not None, "a guard bounds the waits of a task"
         self._task = task
         self._cancelling = task.cancelling()
-        loop = asyncio.get_running_loop()
         call_guard = getattr(loop, "call_guard", None)
         if call_guard is None:
             self._timer = loop.call_later(self._timeout_s, self._expire)

@@ -95,10 +95,10 @@ _DECODE = Role.DECODE
 
 
 def choose(workers: Mapping[WorkerId, C], need: Need) -> Placement[C] | None:
-    """Place a turn; None when no worker is fit."""
-    generator = prefill = generator_home = prefill_home = None
+    """Place a turn; None when no worker is fit. Looks at all of them: `pearl.pipeline.standings` does not."""
+    generator = prefill = None
     best, first = (False, False, 0, 0), (0, 0)
-    held, min_version = need.held, need.min_version
+    min_version = need.min_version
     for worker in workers.values():
         if worker.draining or worker.version < min_version:
             continue
@@ -109,18 +109,34 @@ def choose(workers: Mapping[WorkerId, C], need: Need) -> Placement[C] | None:
             generator, best = worker, key
         if prefills and not failed and (prefill is None or key[2:] < first):
             prefill, first = worker, key[2:]
-        if slot in held and not failed:
-            if prefills:
-                prefill_home = _better_home(held, prefill_home, worker)
-            else:
-                generator_home = _better_home(held, generator_home, worker)
     if generator is None:
         return None
-    if not best[0]:
-        generator = _sticky(generator, prefill_home if best[1] else generator_home)
+    return settle(need, generator, prefill, *(homes(workers, need) if not best[0] else (None, None)))
+
+
+def homes(workers: Mapping[WorkerId, C], need: Need) -> tuple[C | None, C | None]:
+    """The fit workers that hold most of the prefix: to generate, and to prefill."""
+    generator = prefill = None
+    held = need.held
+    for slot in held:
+        worker = workers.get(slot)
+        if worker is None or worker.draining or worker.version < need.min_version or slot in need.failed:
+            continue
+        if worker.role is _PREFILL:
+            prefill = _better_home(held, prefill, worker)
+        else:
+            generator = _better_home(held, generator, worker)
+    return generator, prefill
+
+
+def settle(
+    need: Need, generator: C, prefill: C | None, generator_home: C | None, prefill_home: C | None
+) -> Placement[C]:
+    """The way, given the least loaded fit worker of either side (`prefill`: None where there is none), and the homes."""
+    generator = _sticky(generator, prefill_home if generator.role is _PREFILL else generator_home)
     if generator.role is not _DECODE or prefill is None or need.whole:
         return Placement(Way.WHOLE, generator)
-    known = held.get(generator.id, 0)
+    known = need.held.get(generator.id, 0)
     if known and need.tokens - known <= need.append_tokens:
         return Placement(Way.APPEND, generator)
     return Placement(Way.HAND_OFF, generator, _sticky(prefill, prefill_home))

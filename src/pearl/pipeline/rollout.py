@@ -156,7 +156,8 @@ class Rollout:
         return result.indices if isinstance(result, BatchCloses) else None
 
     def _admit(self) -> None:
-        if not self._admitting:
+        wanted = self.max_groups - self._consumed - len(self._live)
+        if not self._admitting or wanted <= 0:
             return
         count = admissible_groups(
             self.limits,
@@ -165,7 +166,6 @@ class Rollout:
             live=len(self._live),
             active_trajectories=self.active_trajectories,
         )
-        wanted = self.max_groups - self._consumed - len(self._live)
         for _ in range(min(count, wanted)):
             self._begin(self._restart.pop(0) if self._restart else self._next_index())
 

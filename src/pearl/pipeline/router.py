@@ -23,8 +23,9 @@ from collections.abc import Callable
 from pearl.core.state import Role
 from pearl.errors import EngineError, WeightsError, WorkerLost
 from pearl.pipeline.concurrency import Changed, GuardExpired, Nursery, guard
-from pearl.pipeline.placement import Need, Placement, Way, choose, left_behind
+from pearl.pipeline.placement import Need, Placement, Way, left_behind
 from pearl.pipeline.seat import Seat
+from pearl.pipeline.standings import Standings
 from pearl.pipeline.trails import Trail, Trails
 from pearl.pipeline.turns import Pending, RouterCounts, Turn, TurnJob
 from pearl.ports import Engine
@@ -60,6 +61,7 @@ class Router:
         self._append_tokens = append_prefill_tokens
         self._readback = readback
         self._seats: dict[WorkerId, Seat] = {}
+        self._standings = Standings(self._seats)
         self._trails = Trails()
         self._changed = Changed()
         self._requests = 0
@@ -71,11 +73,11 @@ class Router:
         """Let a started worker, whose weights are loaded, serve."""
         if worker in self._seats:
             self._withdraw(worker)
-        seat = Seat(worker, engine, version, role, self._lose, self._changed.notify)
+        seat = Seat(worker, engine, version, role, self._lose, self._changed.notify, self._standings.eased)
         self._seats[worker] = seat
         self._nursery.spawn(seat.listen(), name=f"router: events of worker {worker}")
         self._nursery.spawn(seat.send(), name=f"router: requests to worker {worker}")
-        self._changed.notify()
+        self._workers_changed()
 
     def retire(self, worker: WorkerId, detail: str) -> None:
         """Forget a worker that is gone; its turns go on elsewhere. Repeating it does nothing."""
@@ -115,7 +117,7 @@ class Router:
             return False
         seat.drain()
         # Turns that were to be handed to it choose again, and so may those that wait.
-        self._changed.notify()
+        self._workers_changed()
         while not (seat.lost or seat.idle):
             # An engine that loads weights answers behind that, and the load has a bound of its own.
             await self._changed.until(lambda: True if seat.lost or seat.idle or not seat.loading else None)
@@ -132,7 +134,7 @@ class Router:
         seat = self._seats.get(worker)
         if seat is not None:
             seat.role, seat.draining = role, False
-            self._changed.notify()
+            self._workers_changed()
 
     def role(self, worker: WorkerId) -> Role | None:
         """The role of a serving worker."""
@@ -142,6 +144,10 @@ class Router:
     def _withdraw(self, worker: WorkerId) -> None:
         self._seats.pop(worker).withdraw()
         self._trails.drop_worker(worker)
+        self._workers_changed()
+
+    def _workers_changed(self) -> None:
+        self._standings.changed()
         self._changed.notify()
 
     @property
@@ -178,7 +184,7 @@ class Router:
         if mode is LoadMode.RECOMPUTE:
             for trajectory, handle in self._trails.void(seat.id, manifest.version):
                 self._give_back(trajectory, handle)
-        self._changed.notify()
+        self._workers_changed()
 
     # --- turns ---------------------------------------------------------------------------------------------------
 
@@ -225,15 +231,8 @@ class Router:
             self._give_back(trajectory, trail.readback)
 
     def _place(self, turn: Turn, trail: Trail) -> Placement[Seat] | None:
-        need = Need(
-            tokens=turn.tokens,
-            min_version=turn.job.min_version,
-            held=trail.held,
-            failed=turn.failed,
-            append_tokens=self._append_tokens,
-            whole=turn.whole,
-        )
-        return choose(self._seats, need)
+        need = Need(turn.tokens, turn.job.min_version, trail.held, turn.failed, self._append_tokens, turn.whole)
+        return self._standings.choose(need)
 
     def _leave(self, trajectory: TrajectoryId, trail: Trail, placed: Placement[Seat]) -> None:
         """Release prefixes that nobody will look for."""
@@ -258,7 +257,7 @@ class Router:
                 export_from=trail.held.get(generator.id, 0),
             )
         finally:
-            generator.load -= 1
+            generator.ease()
         handle = first.kv
         goes_on = end is EndReason.LENGTH and turn.end is None
         if not goes_on or generator.draining or generator.lost or generator.role is not Role.DECODE:
@@ -319,7 +318,7 @@ class Router:
             id=RequestId(f"{job.trajectory}/{job.turn}#{self._requests}"),
             trajectory=job.trajectory,
             turn=job.turn,
-            context=job.context + turn.token_ids,
+            context=job.context + turn.token_ids if turn.workers else job.context,
             sampling=job.sampling,
             max_new_tokens=turn.left,
             min_version=job.min_version,

@@ -36,6 +36,8 @@ class Seat:
     on_lost: Callable[[Seat, str], None]
     on_idle: Callable[[], None]
     """Called when a draining worker has nothing left to do."""
+    on_eased: Callable[[Seat], None] = lambda _: None
+    """Called when its load has fallen."""
     draining: bool = False
     loading: bool = False
     """Whether it takes new weights, which may delay every answer."""
@@ -73,13 +75,18 @@ class Seat:
         """Nobody waits for a request any more; what the engine still does for it is interrupted."""
         request = pending.request
         del self.inflight[request.id]
-        self.load -= 1
+        self.ease()
         if pending.working and not self.lost:
             self._given_up[request.id] = request.trajectory
             self._interrupts.append(request.id)
             self._wake.set()
         if self.draining:
             self._tell_idle()
+
+    def ease(self) -> None:
+        """It has one request less."""
+        self.load -= 1
+        self.on_eased(self)
 
     def release(self, trajectory: TrajectoryId, kv: KvHandle | None = None) -> None:
         """Let it forget a handle, or the prefix of a trajectory."""

@@ -7,6 +7,7 @@ import logging
 from dataclasses import asdict
 
 from pearl.core.state import FleetState, StateEvent, StateRefusal, fold
+from pearl.core.state_hash import StateHash
 from pearl.ports import JournalSink
 from pearl.records.journal import Json, StateEntry
 
@@ -20,6 +21,7 @@ class StateHolder:
         self._journal = journal
         self._start_s = start_s
         self._state = FleetState()
+        self._hash = StateHash()
 
     @property
     def snapshot(self) -> FleetState:
@@ -40,7 +42,7 @@ class StateHolder:
                 event=type(event).__name__,
                 inputs=_plain(asdict(event)),
                 state_version=self._state.version,
-                state_hash=self._state.hash,
+                state_hash=self._hash.of(self._state),
                 refused=refusal.reason.value if refusal else None,
             )
         )

@@ -127,10 +127,14 @@ class Turn:
 
     def take(self, worker: WorkerId, pending: Pending, end: EndReason) -> None:
         """Join what an ended request has delivered."""
+        if self.workers:
+            self.token_ids = self.token_ids + pending.token_ids
+            self.logprobs = self.logprobs + pending.logprobs
+            self.versions = self.versions + pending.versions
+        else:
+            # Most turns are one request.
+            self.token_ids, self.logprobs, self.versions = pending.token_ids, pending.logprobs, pending.versions
         self.workers.append(worker)
-        self.token_ids = self.token_ids + pending.token_ids
-        self.logprobs = self.logprobs + pending.logprobs
-        self.versions = self.versions + pending.versions
         self.computed += pending.computed
         # The length of a prefill is one token, and says nothing of the turn's.
         if end is EndReason.STOP or (end is EndReason.LENGTH and pending.request.mode is not Mode.PREFILL):

@@ -31,7 +31,9 @@ class _Entry:
 
     @property
     def size(self) -> int:
-        return 0 if self.taken else max(self.tokens, max(self.pins.values(), default=0))
+        if self.taken:
+            return 0
+        return max(self.tokens, *self.pins.values()) if self.pins else self.tokens
 
 
 class PrefixCache:
@@ -125,7 +127,7 @@ class PrefixCache:
 
     def make_room(self) -> None:
         """Evict until everything fits, or nothing is left to evict."""
-        while self.used_tokens > self.capacity_tokens and self._order:
+        while self._order and self.held_tokens + self.cached_tokens + self.pinned_tokens > self.capacity_tokens:
             trajectory = next(iter(self._order))
             self._uncount(trajectory, self._entries.pop(trajectory))
 

@@ -70,12 +70,15 @@ class ScriptedTokens(TokenCount):
     __slots__ = ("script",)
 
     def __init__(self, count: int, script: Script) -> None:
-        super().__init__(count)
+        # As the base class does, without the call: ten of these are made per turn.
+        if count < 0:
+            raise ValueError(f"ScriptedTokens: got {count}, want >= 0")
+        self._count = count
         self.script = script
 
     def __getitem__(self, key: slice, /) -> ScriptedTokens:
-        return ScriptedTokens(len(range(*key.indices(len(self)))), self.script)
+        return ScriptedTokens(len(range(*key.indices(self._count))), self.script)
 
     def __add__(self, other: TokenCount, /) -> ScriptedTokens:
         script = other.script if isinstance(other, ScriptedTokens) else self.script
-        return ScriptedTokens(len(self) + len(other), script)
+        return ScriptedTokens(self._count + other._count, script)

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from pearl.core.state import Activity, FleetState, GpuOwner, Role
+from pearl.core.state import Activity, FleetState, Gpu, GpuOwner, Role
 from pearl.ports import JournalSink
+from pearl.records.ids import GpuId
 from pearl.records.journal import (
     ChangeEntry,
     ChoiceEntry,
@@ -52,6 +53,9 @@ class Tally:
     changes: Counter[str] = field(default_factory=Counter)
     """Kind of a group of steps -> how often it was done; `failed` where it was not."""
     timeline: list[Moment] = field(default_factory=list)
+    _gpus: Mapping[GpuId, Gpu] | None = None
+    """Of which `_owned` counts the owners; the next version mostly has the same."""
+    _owned: Counter[str] = field(default_factory=Counter)
 
     def write(self, entry: JournalEntry) -> None:
         """Count an entry, and pass it on."""
@@ -96,7 +100,8 @@ class Tally:
 
     def _see(self, at_s: float) -> None:
         state = self.state()
-        owned = Counter(gpu.owner.value for gpu in state.gpus.values())
+        if self._gpus is not state.gpus:
+            self._gpus, self._owned = state.gpus, Counter(gpu.owner.value for gpu in state.gpus.values())
         serving: Counter[str] = Counter()
         for slot, worker in state.workers.items():
             if worker.role is Role.TRAINING or worker.activity is Activity.INACTIVE:
@@ -110,7 +115,7 @@ class Tally:
                 serving["borrowed"] += gpus
         if self.timeline and self.timeline[-1].at_s == at_s:
             self.timeline.pop()
-        self.timeline.append(Moment(at_s=at_s, owned=dict(owned), serving=dict(serving)))
+        self.timeline.append(Moment(at_s=at_s, owned=dict(self._owned), serving=dict(serving)))
 
 
 OWNERS = tuple(owner.value for owner in GpuOwner)
