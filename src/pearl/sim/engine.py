@@ -163,6 +163,11 @@ class SimEngine:
             recomputed_tokens=recomputed,
         )
 
+    @property
+    def busy_s(self) -> float:
+        """Inside iterations since its start, as of when it was last looked at."""
+        return self._roster.counts.busy_s
+
     async def stats(self) -> EngineStats:
         """Counters since start, and the load now."""
         await self._process.answer()

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from pearl.core.state import Activity, FleetState, GpuOwner, Role
+from pearl.core.state import Activity, FleetState, GpuOwner, Role, Worker
 from pearl.ports import JournalSink
+from pearl.records.ids import WorkerId
 from pearl.records.journal import (
     ChangeEntry,
     ChoiceEntry,
@@ -29,7 +30,8 @@ class Moment:
     owned: Counts
     """Owner -> GPUs that the job has."""
     serving: Counts
-    """Role -> GPUs of workers that serve, `borrowed` among them counted again; `transition`: of workers in transition."""
+    """Role -> GPUs of workers that serve, `borrowed` among them counted again; `transition`: of workers in transition, `lent` those
+    of training among them counted again; `updating`: GPUs that train."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +53,12 @@ class Tally:
     """Reason -> decisions."""
     changes: Counter[str] = field(default_factory=Counter)
     """Kind of a group of steps -> how often it was done; `failed` where it was not."""
+    workers: Counter[str] = field(default_factory=Counter)
+    """`started`, `stopped`, `lost` or `withdrawn`; `roles` that were changed; training GPUs' workers `borrowed`, `returned`."""
+    is_ending: Callable[[], bool] = lambda: False
+    """Whether the run ends its workers: what leaves from then on is no change."""
     timeline: list[Moment] = field(default_factory=list)
+    _before: Mapping[WorkerId, Worker] = field(default_factory=dict)
 
     def write(self, entry: JournalEntry) -> None:
         """Count an entry, and pass it on."""
@@ -72,7 +79,8 @@ class Tally:
                     if isinstance(group, list):
                         self.changes[str(group[0]) if group[1] else "failed"] += 1
             case StateEntry():
-                self._see(entry.at_s)
+                if not (entry.refused or self.is_ending()):
+                    self._see(entry.at_s)
             case _:
                 pass
         self.sink.write(entry)
@@ -90,27 +98,54 @@ class Tally:
             for name, gpus in moment.owned.items():
                 hours[name] += gpus * lasts_h  # type: ignore[assignment]
             for name, gpus in moment.serving.items():
-                kind = name if name in ("borrowed", "transition") else "serving"
+                kind = name if name in NO_ROLES else "serving"
                 hours[kind] += gpus * lasts_h  # type: ignore[assignment]
         return dict(hours)
 
     def _see(self, at_s: float) -> None:
         state = self.state()
+        self._count(state)
         owned = Counter(gpu.owner.value for gpu in state.gpus.values())
         serving: Counter[str] = Counter()
         for slot, worker in state.workers.items():
-            if worker.role is Role.TRAINING or worker.activity is Activity.INACTIVE:
+            if worker.activity is Activity.INACTIVE:
                 continue
             gpus = len(worker.gpus)
-            if worker.activity is Activity.TRANSITIONING:
-                serving["transition"] += gpus
+            if worker.role is Role.TRAINING:
+                serving["updating"] += gpus if worker.activity is Activity.ACTIVE else 0
                 continue
-            serving[worker.role.value] += gpus
+            is_moving = worker.activity is Activity.TRANSITIONING
+            serving["transition" if is_moving else worker.role.value] += gpus
             if state.is_overlap(slot):
-                serving["borrowed"] += gpus
+                serving["lent" if is_moving else "borrowed"] += gpus
         if self.timeline and self.timeline[-1].at_s == at_s:
             self.timeline.pop()
-        self.timeline.append(Moment(at_s=at_s, owned=dict(owned), serving=dict(serving)))
+        self.timeline.append(Moment(at_s=at_s, owned=dict(owned), serving=dict(+serving)))
+
+    def _count(self, state: FleetState) -> None:
+        before, now = self._before, state.workers
+        self._before = now
+        for slot, worker in now.items():
+            was = before.get(slot)
+            if was is worker or worker.role is Role.TRAINING:
+                continue
+            if was is None:
+                self.workers["started"] += not state.is_overlap(slot)
+                continue
+            self.workers["roles"] += worker.role is not was.role
+            if state.is_overlap(slot) and worker.activity is not was.activity:
+                self.workers["borrowed"] += worker.activity is Activity.ACTIVE
+                self.workers["returned"] += was.activity is Activity.ACTIVE
+        for slot in [slot for slot in before if slot not in now]:
+            was = before[slot]
+            if any(gpu not in state.gpus for gpu in was.gpus):
+                kind = "withdrawn"
+            else:
+                # Whoever leaves as planned drains first.
+                kind = "lost" if was.activity is Activity.ACTIVE else "stopped"
+            self.workers[kind] += 1
 
 
+NO_ROLES = ("borrowed", "lent", "transition", "updating")
+"""What `Moment.serving` counts beside roles."""
 OWNERS = tuple(owner.value for owner in GpuOwner)
