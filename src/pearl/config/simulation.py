@@ -67,7 +67,9 @@ class FaultsConfig(Section):
         description="JSON list of faults (`at_s`, `kind`, ...), which happen besides those that are drawn; relative to the current "
         "directory.",
     )
-    kills_per_h: float = Field(0, ge=0, le=_PER_H, description="Rollout workers that die without notice, over the fleet.")
+    kills_per_h: float = Field(
+        0, ge=0, le=_PER_H, description="Rollout workers that die without notice, over the fleet."
+    )
     hangs_per_h: float = Field(0, ge=0, le=_PER_H, description="Rollout workers that answer nobody for a while.")
     slow_per_h: float = Field(0, ge=0, le=_PER_H, description="Rollout workers that are slow for a while: slow nodes.")
     failed_starts_per_h: float = Field(0, ge=0, le=_PER_H, description="Starts of workers that fail.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -319,16 +318,27 @@ class Simulation:
             if recipe.simulation.duration_s is None:
                 await work
                 return loop.time()
-            # The run may have fewer steps than fit.
-            await asyncio.wait([work], timeout=recipe.simulation.duration_s)
-            ended_s = loop.time()
-            if work.done():
-                work.result()
-                return ended_s
-            work.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await work
-        return ended_s
+            return await _until(recipe.simulation.duration_s, work)
+
+
+async def _until(end_s: float, work: asyncio.Task[object]) -> float:
+    """Let it go on until a time, or its own end if that comes first; when that was."""
+    loop, ended_s = asyncio.get_running_loop(), list[float]()
+
+    def end() -> None:
+        ended_s.append(loop.time())
+        work.cancel()
+
+    timer = loop.call_at(end_s, end)
+    try:
+        await work
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if not ended_s or (current is not None and current.cancelling()):
+            raise
+    finally:
+        timer.cancel()
+    return ended_s[0] if ended_s else loop.time()
 
 
 def simulate(
