@@ -1,7 +1,7 @@
 """`pearl compare`: a recipe on virtual time under several policies and seeds, in processes side by side.
 
-Each run is what `pearl simulate` does with the same policy and seed, whatever runs beside it. A policy that cannot do it (its GPUs
-never come, say) leaves its column empty and the others as they are.
+Each run is what `pearl simulate` does with the same policy and seed, whatever runs beside it. A policy that cannot do it (its
+GPUs never come, say) leaves its column empty and the others as they are.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ class SimulationConfig(Section):
         None,
         ge=0,
         le=MOST_GPUS,
-        description="Without a trace: GPUs from outside come and go at random, so many of `fleet.external_gpus` on average; drawn "
-        "from `run.seed`.",
+        description="Without a trace: GPUs from outside come and go at random, so many of `fleet.external_gpus` on average; "
+        "drawn from `run.seed`.",
     )
     changes_per_h: float = Field(
         10, gt=0, le=10_000, description="With `mean_external_gpus`: how often GPUs come or go, in the long run."
@@ -64,8 +64,8 @@ class FaultsConfig(Section):
 
     schedule: Path | None = Field(
         None,
-        description="JSON list of faults (`at_s`, `kind`, ...), which happen besides those that are drawn; relative to the current "
-        "directory.",
+        description="JSON list of faults (`at_s`, `kind`, ...), which happen besides those that are drawn; relative to the "
+        "current directory.",
     )
     kills_per_h: float = Field(
         0, ge=0, le=_PER_H, description="Rollout workers that die without notice, over the fleet."

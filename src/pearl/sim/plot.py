@@ -1,7 +1,7 @@
 """GPUs by what they do, over time: one panel per policy, all on the same axes.
 
 What is drawn: areas on top of each other, from GPUs that serve (decode, prefill, colocated, borrowed) over those that change and
-those that train to those that idle; a line for all GPUs that there were, those from outside that the run did not have included; a
+those that train to those that idle; a line for all GPUs that were available, those from outside that the run did not have included; a
 tick at the end of each training step. Needs matplotlib, of the extra `report`.
 """
 
@@ -56,6 +56,7 @@ def available_line(outcome: Outcome) -> tuple[list[float], list[int]]:
     own = max((_own(moment) for moment in outcome.timeline), default=0)
     if outcome.availability:
         rows = [row for row in outcome.availability if row[0] < outcome.figures.seconds]
+        rows = rows if rows[0][0] == 0 else [(0.0, 0), *rows]
         return [at_s for at_s, _ in rows], [own + gpus for _, gpus in rows]
     most = max((sum(moment.owned.values()) for moment in outcome.timeline), default=0)
     return [0.0], [most]
@@ -107,11 +108,12 @@ def _draw(panel: Any, outcome: Outcome, unit_s: float) -> None:
         panel.fill_between(times, below, top, step="post", color=colour, linewidth=0, label=name)
     at_s, gpus = available_line(outcome)
     line = [time / unit_s for time in at_s] + [end_s / unit_s]
-    panel.step(line, gpus + gpus[-1:], where="post", color="black", linewidth=1.0, label="there were")
+    panel.step(line, gpus + gpus[-1:], where="post", color="black", linewidth=1.0, label="available")
     ends = [step_s / unit_s for step_s in outcome.steps_s if step_s <= end_s]
-    panel.plot(
+    (ticks,) = panel.plot(
         ends, [0] * len(ends), "|", color="black", markersize=11, markeredgewidth=1.2, clip_on=False, label="step ends"
     )
+    ticks.set_in_layout(False)  # they stick out below on purpose; the layout would make room for them
     said = f"{figures.policy}: {figures.tokens_per_s:,.0f} tokens/s, {figures.steps} steps"
     panel.set_title(said, loc="left", fontsize=9, fontweight="bold")
     panel.set_ylabel("GPUs", fontsize=9)

@@ -282,6 +282,7 @@ class Simulation:
         world = self._world
         consumed = world.trainer.consumed
         recipe = self._recipe
+        began_s = world.source.began_s or 0.0
         is_open = recipe.simulation.availability is None and recipe.simulation.mean_external_gpus is None
         return Simulated(
             policy=recipe.elastic.policy,
@@ -291,7 +292,7 @@ class Simulation:
             trained_tokens=sum(entry.trained_tokens for entry in world.tally.steps),
             trained_twice=len(consumed) - len({each.trajectory for each in consumed}),
             stalls=tuple(self._stalls),
-            availability=() if is_open else world.availability,
+            availability=() if is_open else tuple((at_s + began_s, gpus) for at_s, gpus in world.availability),
             busy_gpu_s=world.fleet.busy_gpu_s,
             totals=self._totals,
             restarts=world.workers[0].restarts if world.workers else 0,

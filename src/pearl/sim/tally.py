@@ -30,8 +30,8 @@ class Moment:
     owned: Counts
     """Owner -> GPUs that the job has."""
     serving: Counts
-    """Role -> GPUs of workers that serve, `borrowed` among them counted again; `transition`: of workers in transition, `lent` those
-    of training among them counted again; `updating`: GPUs that train."""
+    """Role -> GPUs of workers that serve, `borrowed` among them counted again; `transition`: of workers in transition, `lent`
+    those of training among them counted again; `updating`: GPUs that train."""
 
 
 @dataclass(slots=True, kw_only=True)
