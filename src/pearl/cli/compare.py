@@ -21,7 +21,7 @@ import typer
 from pearl.cli.packages import pip_command
 from pearl.cli.progress import NotShown, Shown, shown_here
 from pearl.cli.recipes import load_arguments
-from pearl.cli.simulate import CHECKS, simulate_into_folder
+from pearl.cli.simulate import CHECKS, leave_to_the_journal, simulate_into_folder
 from pearl.config.elastic import ElasticConfig
 from pearl.config.load import LoadedRecipe, dump_toml
 from pearl.errors import ConfigError, PearlError, RunFailed, RunFolderError, UserError
@@ -41,12 +41,16 @@ class _Job:
 
     arguments: tuple[str, ...]
     policy: str
+    """`static:SHAPE`: with a shape of its own."""
     seed: int
     place: Path
 
     @property
     def loaded(self) -> LoadedRecipe:
-        overrides = (f'elastic.policy="{self.policy}"', f"run.seed={self.seed}")
+        policy, _, shape = self.policy.partition(":")
+        overrides = [f'elastic.policy="{policy}"', f"run.seed={self.seed}"]
+        if shape:
+            overrides.append(f'elastic.shape="{shape}"')
         return load_arguments([*self.arguments, *overrides], checks=CHECKS)
 
 
@@ -79,7 +83,7 @@ def compare(arguments: Sequence[str], policies: str, *, seeds: int = 1, jobs: in
                 arguments=job.arguments,
                 policy=job.policy,
                 seed=job.seed,
-                place=folder / "runs" / f"{job.policy}-seed{job.seed}",
+                place=folder / "runs" / f"{job.policy.replace(':', '-')}-seed{job.seed}",
             )
             for job in planned
         ]
@@ -96,8 +100,9 @@ def _policies(text: str) -> tuple[str, ...]:
     if not names:
         raise ConfigError("--policies: got none, want some of " + ", ".join(POLICIES))
     for name in names:
-        if name not in POLICIES:
-            raise ConfigError(f"--policies: got {name!r}, want some of {', '.join(POLICIES)}")
+        policy, colon, _ = name.partition(":")
+        if policy not in POLICIES or (colon and policy != "static"):
+            raise ConfigError(f"--policies: got {name!r}, want some of {', '.join(POLICIES)}, or static:SHAPE")
     if twice := [name for number, name in enumerate(names) if name in names[:number]]:
         raise ConfigError(f"--policies: got {twice[0]!r} twice, want each once")
     return names
@@ -132,6 +137,7 @@ def _simulate(work: Sequence[_Job], names: Sequence[str], shown: Shown, jobs: in
 def _run(job: _Job) -> Outcome | str:
     """In a process of its own: the run, or why it failed."""
     began_s = time.monotonic()
+    leave_to_the_journal()
     try:
         done = simulate_into_folder(job.loaded, NotShown(), place=job.place)
     except UserError:

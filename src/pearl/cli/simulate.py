@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -45,6 +46,7 @@ def run_simulation(arguments: Sequence[str], *, as_json: bool) -> None:
         KeyboardInterrupt: Ctrl-C; the run folder has what happened until then.
     """
     loaded = load_arguments(arguments, checks=CHECKS)
+    leave_to_the_journal()
     shown = shown_here(quiet=as_json)
     try:
         done = simulate_into_folder(loaded, shown)
@@ -54,6 +56,11 @@ def run_simulation(arguments: Sequence[str], *, as_json: bool) -> None:
         typer.echo(json.dumps({"folder": str(done.folder), **figures_json(done.figures)}, indent=2, allow_nan=False))
     else:
         typer.echo(f"\n{summary_text(done.run, done.figures)}\nrun folder    {done.folder}")
+
+
+def leave_to_the_journal() -> None:
+    """Losses that a simulation was asked for are no news: who wants to know them reads its journal."""
+    logging.getLogger("pearl").setLevel(logging.ERROR)
 
 
 def simulate_into_folder(loaded: LoadedRecipe, shown: Shown, *, place: Path | None = None) -> Finished:

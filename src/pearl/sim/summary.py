@@ -25,6 +25,7 @@ class Figures:
     """Of one run; times in virtual seconds. None: there is nothing that it could be said of."""
 
     policy: str
+    """With policy `static`: and its shape, `static:1P3D@tp2`."""
     seed: int
     seconds: float
     """From the first worker's start on."""
@@ -86,7 +87,7 @@ def figures_of(run: Simulated, recipe: Recipe) -> Figures:
     cancelled = TrajectoryStatus.CANCELLED.value
     price = price_of(hours, recipe.prices)
     return Figures(
-        policy=run.policy,
+        policy=f"static:{recipe.elastic.shape}" if run.policy == "static" else run.policy,
         seed=recipe.run.seed,
         seconds=run.seconds,
         steps=len(ends_s),

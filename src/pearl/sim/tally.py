@@ -59,6 +59,7 @@ class Tally:
     """Whether the run ends its workers: what leaves from then on is no change."""
     timeline: list[Moment] = field(default_factory=list)
     _before: Mapping[WorkerId, Worker] = field(default_factory=dict)
+    _just_lost: list[tuple[float, Worker]] = field(default_factory=list)
 
     def write(self, entry: JournalEntry) -> None:
         """Count an entry, and pass it on."""
@@ -104,7 +105,7 @@ class Tally:
 
     def _see(self, at_s: float) -> None:
         state = self.state()
-        self._count(state)
+        self._count(state, at_s)
         owned = Counter(gpu.owner.value for gpu in state.gpus.values())
         serving: Counter[str] = Counter()
         for slot, worker in state.workers.items():
@@ -122,7 +123,7 @@ class Tally:
             self.timeline.pop()
         self.timeline.append(Moment(at_s=at_s, owned=dict(owned), serving=dict(+serving)))
 
-    def _count(self, state: FleetState) -> None:
+    def _count(self, state: FleetState, at_s: float) -> None:
         before, now = self._before, state.workers
         self._before = now
         for slot, worker in now.items():
@@ -136,14 +137,25 @@ class Tally:
             if state.is_overlap(slot) and worker.activity is not was.activity:
                 self.workers["borrowed"] += worker.activity is Activity.ACTIVE
                 self.workers["returned"] += was.activity is Activity.ACTIVE
-        for slot in [slot for slot in before if slot not in now]:
-            was = before[slot]
-            if any(gpu not in state.gpus for gpu in was.gpus):
-                kind = "withdrawn"
-            else:
+        self._just_lost = [(lost_s, was) for lost_s, was in self._just_lost if lost_s == at_s]
+        for was in [was for _, was in self._just_lost if _is_gone(was, state)]:
+            # Its death was told before the reason for it.
+            self._just_lost.remove((at_s, was))
+            self.workers["lost"] -= 1
+            self.workers["withdrawn"] += 1
+        for was in [was for slot, was in before.items() if slot not in now]:
+            if _is_gone(was, state):
+                self.workers["withdrawn"] += 1
+            elif was.activity is Activity.ACTIVE:
                 # Whoever leaves as planned drains first.
-                kind = "lost" if was.activity is Activity.ACTIVE else "stopped"
-            self.workers[kind] += 1
+                self.workers["lost"] += 1
+                self._just_lost.append((at_s, was))
+            else:
+                self.workers["stopped"] += 1
+
+
+def _is_gone(worker: Worker, state: FleetState) -> bool:
+    return any(gpu not in state.gpus for gpu in worker.gpus)
 
 
 NO_ROLES = ("borrowed", "lent", "transition", "updating")
