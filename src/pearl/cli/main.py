@@ -209,7 +209,12 @@ def simulate(
 def compare(
     arguments: _Arguments,
     policies: Annotated[
-        str, typer.Option(metavar="A,B,...", help="Policies of [elastic], e.g. pearl,roll; static:SHAPE is a fleet of that shape.", show_default=False)
+        str,
+        typer.Option(
+            metavar="A,B,...",
+            help="Policies of [elastic], e.g. pearl,roll; static:SHAPE is a fleet of that shape.",
+            show_default=False,
+        ),
     ],
     seeds: Annotated[
         int, typer.Option(metavar="N", help="Simulate each policy with so many seeds, run.seed the first of them.")

@@ -311,6 +311,7 @@ class Simulation:
             step=lambda outcome: step(outcome, self._totals.add(outcome)),
         )
         start = RunStart(gpus=_gpus(fleet_of(recipe), GpuOwner.RESERVED))
+        world.source.begin()  # not when a policy first looks: all see the same times
         async with Nursery() as nursery:
             for injector in world.injectors:
                 if injector.faults:
