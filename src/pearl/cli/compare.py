@@ -10,7 +10,7 @@ import json
 import multiprocessing
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,22 +110,13 @@ def _policies(text: str) -> tuple[str, ...]:
 
 def _simulate(work: Sequence[_Job], names: Sequence[str], shown: Shown, jobs: int) -> dict[str, list[Outcome] | str]:
     """Policy -> its runs in order of seeds, or why one of them failed."""
-    outcomes: dict[_Job, Outcome | str] = {}
     at_once = min(jobs, len(work))
     shown.say(f"{len(work)} simulations of {', '.join(names)}, {at_once} at a time")
-    # Not forked: threads of this process, such as the one that draws progress, would be in an unknown state there.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(at_once, mp_context=context) as pool:
-        try:
-            futures: dict[Future[Outcome | str], _Job] = {pool.submit(_run, job): job for job in work}
-            for future in as_completed(futures):
-                job = futures[future]
-                outcomes[job] = found = future.result()
-                shown.say(f"{job.policy}, seed {job.seed}: {_said(found)}")
-                shown.now(len(outcomes) / len(work), f"{len(outcomes)} of {len(work)} simulations")
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    outcomes: dict[_Job, Outcome | str] = {}
+    for job, found in _here(work) if at_once == 1 else _in_processes(work, at_once):
+        outcomes[job] = found
+        shown.say(f"{job.policy}, seed {job.seed}: {_said(found)}")
+        shown.now(len(outcomes) / len(work), f"{len(outcomes)} of {len(work)} simulations")
     columns: dict[str, list[Outcome] | str] = {}
     for name in names:
         found_all = [outcomes[job] for job in work if job.policy == name]
@@ -134,8 +125,27 @@ def _simulate(work: Sequence[_Job], names: Sequence[str], shown: Shown, jobs: in
     return columns
 
 
+def _here(work: Sequence[_Job]) -> Iterator[tuple[_Job, Outcome | str]]:
+    for job in work:
+        yield job, _run(job)
+
+
+def _in_processes(work: Sequence[_Job], at_once: int) -> Iterator[tuple[_Job, Outcome | str]]:
+    """As they end."""
+    # Not forked: threads of this process, such as the one that draws progress, would be in an unknown state there.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(at_once, mp_context=context) as pool:
+        try:
+            futures: dict[Future[Outcome | str], _Job] = {pool.submit(_run, job): job for job in work}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
 def _run(job: _Job) -> Outcome | str:
-    """In a process of its own: the run, or why it failed."""
+    """The run, or why it failed."""
     began_s = time.monotonic()
     leave_to_the_journal()
     try:

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def only_folder(root: Path) -> Path:
-    (folder,) = root.iterdir()
+    (folder,) = (path for path in root.iterdir() if path.is_dir())
     return folder
 
 
@@ -111,12 +111,12 @@ TRACE = "time_s,gpus\n0,4\n100,2\n"
     [
         ("", "trace.csv: got 0 rows, want at least 2"),
         ("time_s,gpus\n", "trace.csv: got 0 rows, want at least 2"),
-        ("time,gpus\n0,1\n", "trace.csv:1: got 'time,gpus', want time_s,gpus"),
-        (TRACE + "90,4\n", "trace.csv:4: time_s: got 90 after 100, want times that rise"),
-        (TRACE + "200,-1\n", "trace.csv:4: gpus: got '-1', want a whole number 0..100000"),
-        (TRACE + "200,1.5\n", "trace.csv:4: gpus: got '1.5', want a whole number"),
-        (TRACE + "200\n", "trace.csv:4: got '200', want two numbers: time_s,gpus"),
-        (TRACE + "nan,1\n", "trace.csv:4: time_s: got 'nan', want seconds"),
+        ("time,gpus\n0,1\n", "trace.csv: line 1: got 'time,gpus', want time_s,gpus"),
+        (TRACE + "90,4\n", "trace.csv: line 4: time_s: got 90 after 100, want times that rise"),
+        (TRACE + "200,-1\n", "trace.csv: line 4: gpus: got '-1', want a whole number 0..100000"),
+        (TRACE + "200,1.5\n", "trace.csv: line 4: gpus: got '1.5', want a whole number"),
+        (TRACE + "200\n", "trace.csv: line 4: got '200', want two numbers: time_s,gpus"),
+        (TRACE + "nan,1\n", "trace.csv: line 4: time_s: got 'nan', want seconds"),
     ],
 )
 def test_traces_that_are_none(tmp_path: Path, text: str, message: str) -> None:
@@ -130,9 +130,9 @@ def test_traces_that_are_none(tmp_path: Path, text: str, message: str) -> None:
     ("text", "message"),
     [
         ("", "t.jsonl: got no trajectory"),
-        ('{"turns": []}\n', "t.jsonl:1: "),
-        ('{"turns": [{"input_tokens": -1, "output_tokens": 1}]}\n', "t.jsonl:1: "),
-        ('{"turns": [{"input_tokens": 9, "output_tokens": 1}]}\n{"turns"\n', "t.jsonl:2: "),
+        ('{"turns": []}\n', "t.jsonl: line 1: "),
+        ('{"turns": [{"input_tokens": -1, "output_tokens": 1}]}\n', "t.jsonl: line 1: "),
+        ('{"turns": [{"input_tokens": 9, "output_tokens": 1}]}\n{"turns"\n', "t.jsonl: line 2: "),
     ],
 )
 def test_trajectories_that_are_none(tmp_path: Path, text: str, message: str) -> None:
@@ -147,7 +147,7 @@ def test_trajectories_that_are_none(tmp_path: Path, text: str, message: str) -> 
         (("simulation.availability=nowhere.csv", "extends=[]"), "extends"),
         (("workload.trajectories=nowhere.jsonl",), "nowhere.jsonl: no such file"),
         (("faults.schedule=nowhere.json",), "faults.schedule: nowhere.json: no such file"),
-        (("elastic.policy=nobody",), "elastic.policy: got nobody, want one of"),
+        (("elastic.policy=nobody",), 'elastic.policy: got "nobody", want one of "pearl"'),
         (("elastic.policy=static",), 'elastic.shape: got "", want a shape, e.g. "2P6D@tp2"'),
         (
             ("fleet.reserved_gpus=0", "fleet.external_gpus=0", "fleet.training_gpus=0"),
@@ -198,4 +198,4 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, command: tuple[str, ...]
 def test_folders_that_are_there_are_left_alone(tmp_path: Path) -> None:
     for _ in range(2):
         assert pearl("simulate", RECIPE, *SMALL, f"run.root={tmp_path}").exit_code == 0
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 2

@@ -51,7 +51,7 @@ def test_what_cannot_be_written_is_told_once_it_matters(tmp_path: Path) -> None:
     plain = PlainJournal(tmp_path / "nowhere")
     plain.write(group(0))
     plain.write(group(1))
-    with pytest.raises(RunFailed, match="groups.jsonl: the journal cannot be written: No such file"):
+    with pytest.raises(RunFailed, match=r"groups\.jsonl: the journal cannot be written: No such file"):
         plain.close()
 
 
