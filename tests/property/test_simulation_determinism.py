@@ -12,10 +12,15 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = "time_s,gpus\n0,8\n150,4\n400,8\n700,2\n1000,8\n3000,8\n"
 OVERRIDES = (
-    *("rollout.groups_per_batch=2", "rollout.group_size=4", "rollout.max_turns=12", "run.steps=4"),
+    *("rollout.groups_per_batch=2", "rollout.group_size=4", "rollout.max_turns=6", "run.steps=3"),
     *("fleet.external_gpus=8", "fleet.tp=[1,2]", "fleet.hybrid=true", "workload.prior=tau", "platform.start_s=20"),
     *("faults.kills_per_h=20", "faults.hangs_per_h=10", "faults.slow_per_h=20", "faults.failed_starts_per_h=10"),
-    *("faults.environment_faults_per_h=20", "faults.mean_s=60", "cluster.max_worker_restarts=1000"),
+    *(
+        "faults.environment_faults_per_h=20",
+        "faults.mean_s=60",
+        "rollout.max_failed_groups=1000",
+        "cluster.max_worker_restarts=1000",
+    ),
 )
 STREAMS = ("changes", "choices", "decisions", "groups", "steps", "trajectories", "turns")
 
@@ -43,11 +48,9 @@ def journal(root: Path, trace: Path, *, hash_seed: int, seed: int, policy: str) 
 
 
 def _without_random_availability() -> str:
-    lines = (ROOT / "recipes" / "sim" / "faults.toml").read_text() + "\n"
     spot = (ROOT / "recipes" / "sim" / "qwen3_8b_spot.toml").read_text()
     kept = [line for line in spot.splitlines() if not line.startswith(("mean_external_gpus", "change_gpus"))]
     assert len(kept) == len(spot.splitlines()) - 2
-    assert "[faults]" in lines
     return "\n".join(kept)
 
 
@@ -66,7 +69,7 @@ def test_the_same_seed_gives_the_same_journal_in_every_process(tmp_path: Path, t
     for stream in STREAMS:
         assert one[stream] == again[stream], stream
     assert one["turns"] != other["turns"]
-    assert one["trajectories"].count(b"\n") > 32
+    assert one["trajectories"].count(b"\n") > 24
     # It was about something: workers were lost, and GPUs came and went.
     assert b"WorkerRemoved" in one["decisions"]
     assert b"GpusLeft" in one["decisions"] or b"LeaseBegan" in one["decisions"]

@@ -24,7 +24,9 @@ def test_policies_are_compared_in_the_order_given(tmp_path: Path, monkeypatch: p
     assert table[0].split() == ["roll", "pearl"]
     assert table[1].startswith("throughput, tokens/s")
     assert "plot    none, because matplotlib is not installed; for it: pip install 'pearl-rl[report]'" in done.stdout
-    as_json = pearl(*arguments, f"run.root={roots[1]}", "--policies", "pearl,roll", "--seeds", "2", "--json", "--jobs", "1")
+    as_json = pearl(
+        *arguments, f"run.root={roots[1]}", "--policies", "pearl,roll", "--seeds", "2", "--json", "--jobs", "1"
+    )
     found = json.loads(as_json.stdout)
     assert [column["policy"] for column in found["policies"]] == ["pearl", "roll"]
     assert [run["seed"] for run in found["policies"][0]["runs"]] == [0, 1]
@@ -43,7 +45,17 @@ def test_policies_are_compared_in_the_order_given(tmp_path: Path, monkeypatch: p
 
 
 def test_who_cannot_do_it_is_told_and_the_others_are_compared(tmp_path: Path) -> None:
-    arguments = ("compare", RECIPE, *SMALL, f"run.root={tmp_path}", "fleet.reserved_gpus=0", "--policies", "pearl,roll", "--jobs", "1")
+    arguments = (
+        "compare",
+        RECIPE,
+        *SMALL,
+        f"run.root={tmp_path}",
+        "fleet.reserved_gpus=0",
+        "--policies",
+        "pearl,roll",
+        "--jobs",
+        "1",
+    )
     done = pearl(*arguments)
     assert done.exit_code == 1
     assert "roll: no rollout worker serves within 1800 s" in done.stderr
