@@ -1,4 +1,4 @@
-"""The same seed is the same simulated run, byte for byte of its journal, whatever Python hashes strings with; another is not."""
+"""The same seed is the same simulated run, byte for byte of its journal, whatever strings hash to; another one is not."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """GPUs by what they do, over time: one panel per policy, all on the same axes.
 
 What is drawn: areas on top of each other, from GPUs that serve (decode, prefill, colocated, borrowed) over those that change and
-those that train to those that idle; a line for all GPUs that were available, whether or not the run had them; a tick at the end of
-each training step. Needs matplotlib, of the extra `report`.
+those that train to those that idle; a line for all GPUs that were available, whether or not the run had them; a tick at the
+end of each training step. Needs matplotlib, of the extra `report`.
 """
 
 from __future__ import annotations

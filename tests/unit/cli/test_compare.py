@@ -36,7 +36,10 @@ def test_policies_are_compared_in_the_order_given(tmp_path: Path, monkeypatch: p
     assert other == Path(found["folder"])
     assert {path.name for path in one.iterdir()} == {"comparison.json", "recipe.toml", "runs"}
     runs = [sorted(path.name for path in (folder / "runs").iterdir()) for folder in (one, other)]
-    assert runs == [["pearl-seed0", "roll-seed0"], ["pearl-seed0", "pearl-seed1", "roll-seed0", "roll-seed1"]]
+    assert runs == [
+        ["pearl-seed0", "roll-seed0"],
+        ["pearl-seed0", "pearl-seed1", "roll-seed0", "roll-seed1"],
+    ]
     for name in runs[0]:
         turns = [(folder / "runs" / name / "journal" / "turns.jsonl").read_bytes() for folder in (one, other)]
         assert turns[0] == turns[1]
