@@ -49,8 +49,7 @@ class SimEngine:
     ) -> None:
         """`costs` of the profile may be shared between engines; `on_death` is told of an unannounced one."""
         profile = settings.profile
-        self.worker, self.settings = worker, settings
-        self._world, self._on_death = world, on_death
+        self.worker, self.settings, self._world, self._on_death = worker, settings, world, on_death
         self._cache = PrefixCache(profile.kv_capacity_tokens)
         self.exports = KvExports(
             self._cache,
