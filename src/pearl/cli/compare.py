@@ -6,9 +6,11 @@ GPUs never come, say) leaves its column empty and the others as they are.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -33,6 +35,8 @@ from pearl.units import format_duration
 
 POLICIES: tuple[str, ...] = get_args(ElasticConfig.model_fields["policy"].annotation)
 MOST_SEEDS = 1000
+GRACE_S = 5.0
+"""For simulations to end in order after Ctrl-C."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +140,44 @@ def _in_processes(work: Sequence[_Job], at_once: int) -> Iterator[tuple[_Job, Ou
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(at_once, mp_context=context) as pool:
         try:
-            futures: dict[Future[Outcome | str], _Job] = {pool.submit(_run, job): job for job in work}
+            with _ctrl_c_ignored():
+                futures: dict[Future[Outcome | str], _Job] = {pool.submit(_run_apart, job): job for job in work}
             for future in as_completed(futures):
                 yield futures[future], future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            _end_processes()
             raise
+
+
+def _end_processes() -> None:
+    """Those that still run: in order where they have heard of it, else (they were starting) at once."""
+    until_s = time.monotonic() + GRACE_S
+    for process in multiprocessing.active_children():
+        process.join(max(0.0, until_s - time.monotonic()))
+        if process.is_alive():
+            process.terminate()
+
+
+@contextlib.contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """Processes that start meanwhile ignore Ctrl-C, which would end them amid their imports, until `_run_apart`."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _run_apart(job: _Job) -> Outcome | str:
+    """In a process of its own: Ctrl-C, which a terminal tells to all of a command's processes, ends the run in order."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return _run(job)
+    except KeyboardInterrupt:
+        return "stopped"
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _run(job: _Job) -> Outcome | str:
