@@ -202,21 +202,33 @@ def simulate(
     """Run a recipe on virtual time: the code of a real run, on simulated GPUs."""
     from pearl.cli.simulate import run_simulation
 
-    typer.echo(run_simulation(arguments, as_json=as_json, say=typer.echo))
+    run_simulation(arguments, as_json=as_json)
 
 
 @app.command()
 def compare(
     arguments: _Arguments,
     policies: Annotated[
-        str, typer.Option(metavar="A,B,...", help="Policies of [elastic], e.g. pearl,roll.", show_default=False)
+        str,
+        typer.Option(
+            metavar="A,B,...",
+            help="Policies of [elastic], e.g. pearl,roll; static:SHAPE is a fleet of that shape.",
+            show_default=False,
+        ),
     ],
+    seeds: Annotated[
+        int, typer.Option(metavar="N", help="Simulate each policy with so many seeds, run.seed the first of them.")
+    ] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Simulations at a time; by default one per core.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
 ) -> None:
     """Simulate a recipe under several policies, side by side."""
-    from pearl.cli.simulate import compare as compare_policies
+    from pearl.cli.compare import compare as compare_policies
 
-    typer.echo(compare_policies(arguments, policies, as_json=as_json, say=typer.echo))
+    compare_policies(arguments, policies, seeds=seeds, jobs=jobs, as_json=as_json)
 
 
 @app.command()

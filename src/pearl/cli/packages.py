@@ -13,6 +13,9 @@ EXTRAS: Mapping[str, Mapping[str, str]] = {
         "torch": "2.6",
         "transformers": "4.57",
     },
+    "report": {
+        "matplotlib": "3.9",
+    },
 }
 """Extra -> distribution -> oldest version; each name is also the one that is imported."""
 

@@ -16,7 +16,7 @@ from pearl.cli.packages import EXTRAS, pip_command
 from pearl.cli.recipes import check_shape, load_arguments, split_arguments
 from pearl.config.load import load_recipe
 from pearl.config.recipe import Recipe
-from pearl.errors import ConfigError, PearlError, RunFailed, UserError
+from pearl.errors import ConfigError, PearlError, RunFailed, RunFolderError, UserError
 from pearl.report.live import MultiReporter, PlainReporter, Reporter, stage_line
 from pearl.report.run_folder import RunFolder
 from pearl.report.summary import render_summary
@@ -65,6 +65,11 @@ def go_on(run: Path, arguments: Sequence[str]) -> None:
                 f"or a new run with `pearl train {run / 'recipe.toml'} {override}`"
             )
     with RunFolder.open(run) as folder:
+        if folder.world == "simulated":
+            raise RunFolderError(
+                f"{run}: a simulated run has nothing to go on from; simulate it again with "
+                f"`pearl simulate {folder.recipe_file}`"
+            )
         loaded = load_recipe(folder.recipe_file, overrides, checks=(check_shape,))
         changed = {key: origin for key, origin in loaded.origins.items() if origin.kind == "override"}
         require_train_extra("train")

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pearl.cluster import checkpoints
@@ -23,13 +23,14 @@ from pearl.env.registry import evaluation_params
 from pearl.errors import RunFailed
 from pearl.pipeline.concurrency import GuardExpired, Nursery, guard
 from pearl.pipeline.run import RunObserver, RunPorts, RunResult, RunStart, run
-from pearl.pipeline.training_loop import Baseline, StepOutcome
+from pearl.pipeline.training_loop import StepOutcome
 from pearl.records.ids import GpuId, NodeId, TaskId
 from pearl.records.trajectory import Task
 from pearl.report.journal import JournalWriter
-from pearl.report.live import JobSummary, Reporter, StepReport
+from pearl.report.live import JobSummary, Reporter
 from pearl.report.run_folder import RunFolder
 from pearl.report.summary import write_summary
+from pearl.report.totals import RunTotals
 
 T = TypeVar("T")
 
@@ -62,43 +63,6 @@ async def _until_told(job: _Job) -> JobSummary:
     return await job.run()
 
 
-@dataclass(slots=True)
-class _Totals:
-    """Sums over steps, for the summary."""
-
-    wait_s: float = 0.0
-    trained_tokens: int = 0
-    stale_tokens: int = 0
-    staleness_max: int = 0
-    steps: int = 0
-    last_at_s: float = 0.0
-    last_generated: int = 0
-    generated_tokens: int = 0
-    last_busy_s: dict[int, float] = field(default_factory=dict)
-    busy_s: float = 0.0
-    rollout_s: float = 0.0
-    """Worker-seconds that busy_s is a part of."""
-    last_iterations: dict[int, tuple[int, int]] = field(default_factory=dict)
-    iterations: int = 0
-    late_iterations: int = 0
-
-    def begin(self, baseline: Baseline) -> None:
-        """Count from here: what came before belongs to start-up and evaluation."""
-        self.last_at_s, self.last_generated = baseline.at_s, baseline.generated_tokens
-        self.last_busy_s = dict(baseline.rollout_busy_s)
-        self.last_iterations = dict(baseline.rollout_iterations)
-
-    def count_iterations(self, now: Mapping[int, tuple[int, int]]) -> None:
-        """Add what workers have done since the last time; a restarted worker counts from zero again."""
-        for worker, (iterations, late) in now.items():
-            before, late_before = self.last_iterations.get(worker, (0, 0))
-            if iterations < before:
-                before, late_before = 0, 0
-            self.iterations += iterations - before
-            self.late_iterations += late - late_before
-            self.last_iterations[worker] = (iterations, late)
-
-
 class _Job:
     def __init__(
         self,
@@ -109,7 +73,7 @@ class _Job:
         begun: Callable[[], None] = lambda: None,
     ) -> None:
         self.recipe, self.folder, self.reporter, self.resume, self.begun = recipe, folder, reporter, resume, begun
-        self.totals = _Totals()
+        self.totals = RunTotals()
 
     async def run(self) -> JobSummary:
         """Start everything, run, end everything."""
@@ -205,50 +169,7 @@ class _Job:
         )
 
     def _on_step(self, outcome: StepOutcome) -> None:
-        totals, batch = self.totals, outcome.batch
-        elapsed_s = max(outcome.at_s - totals.last_at_s, 1e-9)
-        generated = outcome.router.generated_tokens - totals.last_generated
-        busy_s, worker_s = self._busy(outcome, elapsed_s)
-        stale = sum(tokens for staleness, tokens in batch.staleness_tokens.items() if staleness > 0)
-        tokens = sum(batch.staleness_tokens.values())
-        totals.wait_s += outcome.wait_s
-        totals.trained_tokens += outcome.report.trained_tokens
-        totals.stale_tokens += stale
-        totals.staleness_max = max(totals.staleness_max, batch.staleness_max)
-        totals.steps += 1
-        totals.last_at_s, totals.last_generated = outcome.at_s, outcome.router.generated_tokens
-        totals.generated_tokens += generated
-        totals.busy_s += busy_s
-        totals.rollout_s += worker_s
-        totals.count_iterations(outcome.rollout_iterations)
-        weighted = sum(staleness * count for staleness, count in batch.staleness_tokens.items())
-        self.reporter.step(
-            StepReport(
-                step=outcome.report.version,
-                version=outcome.report.version,
-                elapsed_s=outcome.at_s,
-                reward_mean=outcome.reward_mean,
-                success_mean=outcome.success_mean,
-                tokens_per_s=generated / elapsed_s,
-                staleness_mean=weighted / max(tokens, 1),
-                staleness_max=batch.staleness_max,
-                stale_token_frac=stale / max(tokens, 1),
-                trainer_idle_frac=min(1.0, outcome.wait_s / elapsed_s),
-                rollout_idle_frac=1 - min(1.0, busy_s / max(worker_s, 1e-9)),
-                in_flight_trajectories=outcome.active_trajectories,
-                faults={status.value: count for status, count in outcome.faults.items()},
-                metrics=outcome.report.metrics,
-            )
-        )
-
-    def _busy(self, outcome: StepOutcome, elapsed_s: float) -> tuple[float, float]:
-        """Busy and total worker-seconds since the last step; a restarted worker counts from zero again."""
-        before, now = self.totals.last_busy_s, dict(outcome.rollout_busy_s)
-        self.totals.last_busy_s = now
-        grown = [
-            busy - before.get(worker, 0.0) if busy >= before.get(worker, 0.0) else busy for worker, busy in now.items()
-        ]
-        return sum(grown), elapsed_s * len(now)
+        self.reporter.step(self.totals.add(outcome))
 
     def _summary(self, start: RunStart, result: RunResult, environment_restarts: int) -> JobSummary:
         totals, before, after = self.totals, result.before, result.after

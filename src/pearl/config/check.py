@@ -80,6 +80,32 @@ def check_plan(recipe: Recipe) -> tuple[Problem, ...]:
     )
 
 
+def check_simulation(recipe: Recipe) -> tuple[Problem, ...]:
+    """What simulating a fleet needs besides: GPUs, and random availability that can be drawn."""
+    fleet, simulation = recipe.fleet, recipe.simulation
+    if not (fleet.reserved_gpus or fleet.external_gpus or fleet.training_gpus):
+        return (
+            Problem(
+                keys=("fleet.reserved_gpus", "fleet.external_gpus", "fleet.training_gpus"),
+                text="got no GPUs, want some of one kind > 0",
+            ),
+        )
+    mean = simulation.mean_external_gpus
+    if mean is None:
+        return ()
+    problems: list[Problem] = []
+    if simulation.availability is not None:
+        text = f"got {mean:g} beside simulation.availability, want one of them (a trace, or GPUs that come and go at random)"
+        problems.append(Problem(keys=("simulation.mean_external_gpus", "simulation.availability"), text=text))
+    if mean > fleet.external_gpus:
+        text = f"got {mean:g}, want <= fleet.external_gpus = {fleet.external_gpus}"
+        problems.append(Problem(keys=("simulation.mean_external_gpus", "fleet.external_gpus"), text=text))
+    elif fleet.external_gpus % simulation.change_gpus:
+        text = f"got {simulation.change_gpus}, want a divisor of fleet.external_gpus = {fleet.external_gpus}"
+        problems.append(Problem(keys=("simulation.change_gpus", "fleet.external_gpus"), text=text))
+    return tuple(problems)
+
+
 def _fleet_problems(recipe: Recipe) -> list[Problem]:
     fleet = recipe.fleet
     problems: list[Problem] = []

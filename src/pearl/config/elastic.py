@@ -116,8 +116,8 @@ class PlatformConfig(Section):
         1,
         gt=0,
         le=100,
-        description="What iterations take over what prior or profiles say, until the run has measured it; in simulation, what they "
-        "do take.",
+        description="What iterations take over what prior or profiles say, until the run has measured it; in simulation, what "
+        "they do take.",
     )
     start_s: float | None = Field(
         None,

@@ -11,7 +11,7 @@ from pearl.config.engine import EngineConfig, SamplingConfig
 from pearl.config.environment import EnvironmentConfig
 from pearl.config.model import ModelConfig
 from pearl.config.rollout import RolloutConfig
-from pearl.config.simulation import SimulationConfig
+from pearl.config.simulation import FaultsConfig, PricesConfig, SimulationConfig
 from pearl.config.train import CheckpointConfig, EvaluationConfig, TrainConfig, WarmupConfig, WeightsConfig
 
 
@@ -47,3 +47,5 @@ class Recipe(Section):
     workload: WorkloadConfig = WorkloadConfig()
     platform: PlatformConfig = PlatformConfig()
     simulation: SimulationConfig = SimulationConfig()
+    faults: FaultsConfig = FaultsConfig()
+    prices: PricesConfig = PricesConfig()

@@ -88,7 +88,8 @@ class ElasticFleet:
             if gpus:
                 self._submit(GpusJoined(gpus=gpus))
         await self._overlap(context)
-        if self.source is not None:
+        # A policy that never uses GPUs from outside does not take them either: they cost what they cost.
+        if self.source is not None and options.policy.external:
             rebuilder = Rebuilder(source=self.source, scheduler=scheduler)
             context.nursery.spawn(rebuilder.run(), name="elastic: GPU source")
         scheduler.begin()

@@ -66,6 +66,8 @@ class Hands:
     stop_grace_s: float = 0.0
     lost: dict[WorkerId, None] = field(default_factory=dict)
     """Slots whose worker was lost, and is not back: starting one is a restart."""
+    _counted: dict[WorkerId, int] = field(default_factory=dict)
+    """Restarts of slots that do not serve yet."""
     _ending: dict[WorkerId, asyncio.Task[None]] = field(default_factory=dict)
     _lives: dict[WorkerId, int] = field(default_factory=dict)
     """Slot -> workers that were started in it: what is done to one of them says nothing of the next."""
@@ -217,11 +219,19 @@ class Hands:
             raise ActionFailed("; ".join(f"worker {each}: {why}" for each, why in report.failed.items()))
         self._still(worker, life)
 
+    def forgive(self, gpus: Collection[GpuId]) -> None:
+        """These GPUs were withdrawn: workers that died with them, maybe before that was told, are no restarts."""
+        gone = frozenset(gpus)
+        for worker in [worker for worker in self.lost if not gone.isdisjoint(self._gpus(worker))]:
+            del self.lost[worker]
+            self.workers.restarts -= self._counted.pop(worker, 0)
+
     def _count_restart(self, worker: WorkerId) -> None:
         workers = self.workers
         if worker not in self.lost:
             return
         workers.restarts += 1
+        self._counted[worker] = self._counted.get(worker, 0) + 1
         if workers.restarts > workers.max_restarts:
             raise RunFailed(
                 f"rollout worker {worker}: lost, and all cluster.max_worker_restarts = {workers.max_restarts} are used up"
@@ -273,6 +283,7 @@ class Hands:
             self._submit(ActivityChanged(worker=worker, activity=Activity.ACTIVE))
             router.set_role(worker, roles[worker])
             self.lost.pop(worker, None)
+            self._counted.pop(worker, None)
 
     # -- the state ----------------------------------------------------------------------------------------------------
 

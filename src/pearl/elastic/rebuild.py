@@ -120,6 +120,7 @@ class Rebuilder:
         here = self._here(gpus)
         if not here:
             return False
+        scheduler.hands.forgive(here)
         workers = sorted(w.id for w in scheduler.state.workers.values() if any(gpu in here for gpu in w.gpus))
         for worker in workers:
             scheduler.workers.router.retire(worker, "its GPUs were withdrawn")

@@ -83,6 +83,11 @@ class Workers:
             readback=self.readback,
         )
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the run is ending its workers."""
+        return self._stopping
+
     async def start(self, gpus: Sequence[Gpu], specs: Sequence[WorkerSpec], manifest: Manifest) -> None:
         """Start the fleet and admit it; a worker that is lost before it serves is restarted like any other.
 

@@ -139,7 +139,7 @@ def platform_of(recipe: Recipe) -> Platform:
         prefill_chunk_tokens=config.prefill_chunk_tokens,
         readback=config.readback,
         tp_pairs=None if fleet.tp_pairs is None else frozenset(fleet.tp_pairs),
-        time_scale=MappingProxyType({tp: config.time_scale for tp in sorted(fleet.tp)}),
+        time_scale=MappingProxyType(dict.fromkeys(sorted(fleet.tp), config.time_scale)),
     )
 
 

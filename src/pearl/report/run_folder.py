@@ -57,22 +57,26 @@ class RunFolder:
     """Folders above it that were made for it, innermost first."""
 
     @classmethod
-    def create(cls, recipe: Recipe, origins: Mapping[str, Origin]) -> RunFolder:
-        """Make the folder of a new run under `run.root`.
+    def create(
+        cls, recipe: Recipe, origins: Mapping[str, Origin], *, place: Path | None = None, world: str = "real"
+    ) -> RunFolder:
+        """Make the folder of a new run under `run.root`, or at `place` (with a number behind it where that is taken).
+
+        `world`: `real` or `simulated`; told by `versions.json`, and not resumed where it is simulated.
 
         Raises:
             RunFolderError: it cannot be written; nothing is left behind.
         """
-        root = recipe.run.root
+        root = recipe.run.root if place is None else place.parent
         made = [folder for folder in (root, *root.parents) if not folder.exists()]
         partial: Path | None = None
         lock: FileLock | None = None
         try:
             root.mkdir(parents=True, exist_ok=True)
-            name = f"{recipe.run.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+            name = f"{recipe.run.name}-{time.strftime('%Y%m%d-%H%M%S')}" if place is None else place.name
             partial = root / f".{name}.{secrets.token_hex(4)}.partial"
             partial.mkdir()
-            _fill(partial, recipe, origins)
+            _fill(partial, recipe, origins, world)
             # Before the rename, so that there is no moment at which somebody else could take it.
             lock = FileLock.take(partial / _LOCK)
             return cls(_rename(partial, root / name), lock, tuple(made))
@@ -165,6 +169,19 @@ class RunFolder:
             raise RunFolderError(f"{self.path}: cannot be updated: {error}") from error
 
     @property
+    def world(self) -> str:
+        """`real`, as is a folder that says nothing of it, or `simulated`.
+
+        Raises:
+            RunFolderError: it cannot be read.
+        """
+        path = self.path / "versions.json"
+        try:
+            return str(json.loads(path.read_text()).get("world", "real"))
+        except (OSError, ValueError, AttributeError) as error:
+            raise RunFolderError(f"{path}: cannot be read: {error}") from error
+
+    @property
     def recipe_file(self) -> Path:
         """The resolved recipe."""
         return self.path / "recipe.toml"
@@ -194,6 +211,27 @@ class RunFolder:
         return max(found)[1] if found else None
 
 
+def new_folder(root: Path, name: str) -> Path:
+    """Make an empty folder for something beside runs: `ROOT/NAME-YYYYmmdd-HHMMSS`, with a number where that is taken.
+
+    Raises:
+        RunFolderError: it cannot be made.
+    """
+    place = root / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for number in range(1, _MAX_SAME_SECOND):
+            free = place if number == 1 else place.with_name(f"{place.name}-{number}")
+            with contextlib.suppress(FileExistsError):
+                free.mkdir()
+                return free
+    except OSError as error:
+        raise RunFolderError(
+            f"{root}: a folder cannot be made here: {error.strerror or error}; choose another place with run.root=FOLDER"
+        ) from error
+    raise RunFolderError(f"{place}: {_MAX_SAME_SECOND - 1} of this name were made in this second")
+
+
 def _remove_empty(folders: Iterable[Path]) -> None:
     for folder in folders:
         # Only empty ones go: another run may have been started in it meanwhile.
@@ -201,12 +239,12 @@ def _remove_empty(folders: Iterable[Path]) -> None:
             folder.rmdir()
 
 
-def _fill(folder: Path, recipe: Recipe, origins: Mapping[str, Origin]) -> None:
+def _fill(folder: Path, recipe: Recipe, origins: Mapping[str, Origin], world: str) -> None:
     for name in _SUBFOLDERS:
         (folder / name).mkdir()
     (folder / "recipe.toml").write_text(dump_toml(recipe), encoding="utf-8")
     (folder / "origins.json").write_text(_json({key: str(origin) for key, origin in origins.items()}))
-    (folder / "versions.json").write_text(_json({**_versions(), "model": model_files(recipe.model.path)}))
+    (folder / "versions.json").write_text(_json({**_versions(world), "model": model_files(recipe.model.path)}))
 
 
 def _rename(partial: Path, place: Path) -> Path:
@@ -236,10 +274,11 @@ def _json(value: object) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def _versions() -> dict[str, object]:
+def _versions(world: str) -> dict[str, object]:
     return {
         "schema": SCHEMA,
         "version": VERSION,
+        "world": world,
         "pearl": pearl.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 
 from pearl.errors import RunFailed
+from pearl.records.journal import Json
 from pearl.report.live import JobSummary, fault_text, percent
 from pearl.units import format_duration
 
@@ -33,13 +35,13 @@ def render_summary(summary: JobSummary) -> str:
     return "\n".join(f"{label:<{_LABEL_WIDTH}} {text}".rstrip() for label, text in rows)
 
 
-def write_summary(summary: JobSummary) -> None:
-    """Write it to `summary.json` in the run folder, for programs.
+def write_summary(summary: JobSummary, more: Mapping[str, Json] | None = None) -> None:
+    """Write it to `summary.json` in the run folder, for programs, with whatever else there is to say.
 
     Raises:
         RunFailed: it cannot be written.
     """
-    fields = {**dataclasses.asdict(summary), "folder": str(summary.folder)}
+    fields = {**dataclasses.asdict(summary), "folder": str(summary.folder), **(more or {})}
     path = summary.folder / "summary.json"
     try:
         path.write_text(json.dumps(fields, indent=2) + "\n")

@@ -49,8 +49,7 @@ class SimEngine:
     ) -> None:
         """`costs` of the profile may be shared between engines; `on_death` is told of an unannounced one."""
         profile = settings.profile
-        self.worker, self.settings = worker, settings
-        self._world, self._on_death = world, on_death
+        self.worker, self.settings, self._world, self._on_death = worker, settings, world, on_death
         self._cache = PrefixCache(profile.kv_capacity_tokens)
         self.exports = KvExports(
             self._cache,
@@ -162,6 +161,11 @@ class SimEngine:
             loaded_bytes=manifest.size_bytes,
             recomputed_tokens=recomputed,
         )
+
+    @property
+    def busy_s(self) -> float:
+        """Inside iterations since its start, as of when it was last looked at."""
+        return self._roster.counts.busy_s
 
     async def stats(self) -> EngineStats:
         """Counters since start, and the load now."""

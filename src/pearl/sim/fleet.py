@@ -94,6 +94,8 @@ class SimFleet:
         self._specs: dict[WorkerId, WorkerSpec] = {}
         self._starting: dict[WorkerId, _Starting] = {}
         self._start_failures: dict[WorkerId, list[str]] = {}
+        self._any_failures: list[str] = []
+        self._busy_gpu_s = 0.0
         self._asleep: dict[WorkerId, None] = {}
         self.engines: dict[WorkerId, SimEngine] = {}
         """Workers that are up, asleep ones included."""
@@ -224,6 +226,17 @@ class SimFleet:
         """Fail the next start of a worker, at its end; each call adds one failure."""
         self._start_failures.setdefault(worker, []).append(f"worker {worker}: {detail}")
 
+    def fail_any_start(self, detail: str = "made to fail") -> None:
+        """Fail the next start of whichever worker; each call adds one failure."""
+        self._any_failures.append(detail)
+
+    @property
+    def busy_gpu_s(self) -> float:
+        """GPU-seconds inside iterations, of all workers that ever were, up to the last iteration that was looked at."""
+        return self._busy_gpu_s + sum(
+            engine.busy_s * len(self._specs[worker].gpus) for worker, engine in self.engines.items()
+        )
+
     # -- the inside -------------------------------------------------------------------------------------------------
 
     async def _come_up(self, specs: Sequence[WorkerSpec], timeout_s: float) -> dict[WorkerId, str]:
@@ -248,6 +261,8 @@ class SimFleet:
         for worker, start_s in times_s.items():
             if failures := self._start_failures.get(worker):
                 failed[worker] = failures.pop(0)
+            elif self._any_failures:
+                failed[worker] = f"worker {worker}: {self._any_failures.pop(0)}"
             elif start_s > timeout_s:
                 failed[worker] = f"worker {worker}: not up within {timeout_s:g} s, want cluster.start_timeout_s higher"
         return failed
@@ -312,7 +327,9 @@ class SimFleet:
             self._events.put(WorkerUnwell(worker=worker, detail=detail))
 
     def _forget(self, worker: WorkerId) -> None:
-        self._epochs[worker] = self.engines.pop(worker).exports.epoch
+        engine = self.engines.pop(worker)
+        self._epochs[worker] = engine.exports.epoch
+        self._busy_gpu_s += engine.busy_s * len(self._specs[worker].gpus)
         del self._specs[worker], self.roles[worker]
         self._asleep.pop(worker, None)
         self._left(end_name(worker))

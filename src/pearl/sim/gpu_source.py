@@ -48,6 +48,11 @@ class SimGpuSource:
         """GPUs taken away while the job had them."""
 
     @property
+    def began_s(self) -> float | None:
+        """Loop time from which times count; None before the first use."""
+        return self._start_s
+
+    @property
     def available(self) -> tuple[GpuId, ...]:
         """GPUs that were offered and not withdrawn, in order of coming."""
         return tuple(gpu.id for offer in self._offers.values() for gpu in offer.gpus)

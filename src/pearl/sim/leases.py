@@ -141,11 +141,12 @@ def schedule(availability: Availability, settings: SourceSettings) -> tuple[Time
             for unit in going if settings.notice_s else ():
                 told_s = max(begun[unit], at_s - settings.notice_s)
                 noticed.setdefault(told_s, {}).setdefault(at_s, []).append(unit)
+    offered_s = frozenset(at_s for at_s, _ in offers)
     events: list[tuple[float, int, GpuSourceEvent]] = []
     events += [(at_s, 0, Withdrawn(gpus=units.ids(going))) for at_s, going in losses]
     events += [
         # What is noticed the moment it comes is noticed after its offer.
-        (told_s, 3 if any(begun_s == told_s for begun_s, _ in offers) else 1, _notice(units, going, at_s))
+        (told_s, 3 if told_s in offered_s else 1, _notice(units, going, at_s))
         for told_s, by_end in noticed.items()
         for at_s, going in by_end.items()
     ]
@@ -168,8 +169,10 @@ def _offers(
     for at_s, came in offers:
         by_end: dict[float | None, list[int]] = {}
         for unit in came:
-            end_s = next((gone_s for gone_s, going in losses if gone_s > at_s and unit in going), None)
-            by_end.setdefault(end_s if settings.ends_known else None, []).append(unit)
+            end_s = None
+            if settings.ends_known:
+                end_s = next((gone_s for gone_s, going in losses if gone_s > at_s and unit in going), None)
+            by_end.setdefault(end_s, []).append(unit)
         for end_s, together in by_end.items():
             lease = LeaseId(f"{settings.name}-lease{len(made)}")
             made.append((at_s, Offered(lease=lease, gpus=units.gpus(together), end_s=end_s)))

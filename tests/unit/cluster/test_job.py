@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pearl.cluster.job import _Job, _Totals
+from pearl.cluster.job import _Job
 from pearl.config.recipe import Recipe
 from pearl.pipeline.evaluation import EvaluationResult
 from pearl.pipeline.router import RouterCounts
@@ -126,25 +126,6 @@ def test_evaluations_are_told_with_what_they_rest_on(tiny_model: Path, tmp_path:
 
 
 class TestLateIterations:
-    def test_growth_of_all_workers_is_added_up(self) -> None:
-        totals = _Totals()
-        totals.count_iterations({0: (100, 10), 1: (50, 0)})
-        totals.count_iterations({0: (130, 11), 1: (60, 5)})
-        assert (totals.iterations, totals.late_iterations) == (190, 16)
-
-    def test_a_restarted_worker_counts_from_zero_again(self) -> None:
-        totals = _Totals()
-        totals.count_iterations({0: (100, 10)})
-        # More late ones than before, of fewer iterations: only the iterations tell that it is another process.
-        totals.count_iterations({0: (40, 12)})
-        assert (totals.iterations, totals.late_iterations) == (140, 22)
-
-    def test_a_worker_that_was_silent_for_a_step_is_not_counted_twice(self) -> None:
-        totals = _Totals()
-        for now in ({0: (100, 10)}, {}, {0: (150, 20)}):
-            totals.count_iterations(now)
-        assert (totals.iterations, totals.late_iterations) == (150, 20)
-
     @pytest.mark.parametrize(("pacing", "want"), [("p.json", 0.25), (None, None)])
     def test_the_summary_has_their_share_of_a_paced_run(
         self, tiny_model: Path, tmp_path: Path, pacing: str | None, want: float | None

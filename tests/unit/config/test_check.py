@@ -2,7 +2,7 @@
 
 import pytest
 
-from pearl.config.check import check_plan, check_recipe
+from pearl.config.check import check_plan, check_recipe, check_simulation
 from pearl.config.recipe import Recipe
 
 
@@ -130,3 +130,26 @@ def test_a_plan_needs_gpus_that_fit_a_worker(fleet: dict[str, object], sound: bo
 def test_what_a_plan_lacks_is_told() -> None:
     (problem,) = check_plan(recipe(fleet={"reserved_gpus": 1, "tp": (4, 2)}))
     assert problem.text.startswith("got 1 with fleet.external_gpus, want >= 2 (a rollout worker of the smallest")
+
+
+@pytest.mark.parametrize(
+    ("fleet", "simulation", "keys"),
+    [
+        ({}, {}, ["fleet.reserved_gpus"]),
+        ({"reserved_gpus": 1}, {}, []),
+        ({"external_gpus": 4}, {"mean_external_gpus": 4, "change_gpus": 2}, []),
+        ({"external_gpus": 4}, {"mean_external_gpus": 0}, []),
+        ({"external_gpus": 4}, {"mean_external_gpus": 4.1}, ["simulation.mean_external_gpus"]),
+        ({"external_gpus": 4}, {"mean_external_gpus": 1, "change_gpus": 3}, ["simulation.change_gpus"]),
+        ({"external_gpus": 4}, {"change_gpus": 3}, []),
+        ({"external_gpus": 4}, {"mean_external_gpus": 1, "availability": "t.csv"}, ["simulation.mean_external_gpus"]),
+        (
+            {"external_gpus": 4},
+            {"mean_external_gpus": 5, "availability": "t.csv"},
+            ["simulation.mean_external_gpus", "simulation.mean_external_gpus"],
+        ),
+    ],
+)
+def test_what_simulating_needs(fleet: dict[str, object], simulation: dict[str, object], keys: list[str]) -> None:
+    problems = check_simulation(recipe(fleet=fleet, simulation=simulation))
+    assert [problem.keys[0] for problem in problems] == keys

@@ -126,6 +126,20 @@ def test_gpus_that_come_later_under_the_same_lease_are_not_lost() -> None:
     scheduling(test)
 
 
+def test_a_worker_that_dies_with_its_gpus_is_no_restart_even_where_its_death_is_told_first() -> None:
+    async def test(one: Scheduling) -> None:
+        follow(one)
+        await one.begin()
+        on_e0 = next(each.id for each in one.stage.workers.state.snapshot.active() if each.gpus == g("e0"))
+        one.scheduler.lost(on_e0, "killed")
+        assert on_e0 in one.stage.hands.lost
+        await happen(one, Withdrawn(gpus=g("e0")))
+        assert one.stage.hands.lost == {}
+        assert one.stage.workers.restarts == 0
+
+    scheduling(test, ALL, external=True)
+
+
 def test_what_is_withdrawn_takes_its_workers_with_it() -> None:
     async def test(one: Scheduling) -> None:
         follow(one)

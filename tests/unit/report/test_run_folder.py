@@ -15,7 +15,7 @@ from pearl.config.load import LoadedRecipe, load_recipe
 from pearl.config.origins import OVERRIDE
 from pearl.errors import RunFolderError
 from pearl.report import run_folder
-from pearl.report.run_folder import RunFolder, installed_version
+from pearl.report.run_folder import RunFolder, installed_version, new_folder
 
 
 @pytest.fixture
@@ -255,3 +255,36 @@ def test_the_latest_checkpoint_is_the_highest_whole_one(loaded: LoadedRecipe) ->
 def test_versions_need_no_import() -> None:
     assert installed_version("pydantic") == metadata.version("pydantic")
     assert installed_version("no-such-package-of-any-name") is None
+
+
+def test_it_says_which_world_it_is_of(loaded: LoadedRecipe) -> None:
+    with create(loaded) as real, RunFolder.create(loaded.recipe, loaded.origins, world="simulated") as simulated:
+        assert (real.world, simulated.world) == ("real", "simulated")
+        versions = real.path / "versions.json"
+        old = json.loads(versions.read_text())
+        del old["world"]
+        versions.write_text(json.dumps(old))
+        assert real.world == "real"
+        versions.write_text("[]")
+        with pytest.raises(RunFolderError, match=r"versions\.json: cannot be read"):
+            _ = real.world
+
+
+def test_a_place_of_its_own(loaded: LoadedRecipe) -> None:
+    """With a number behind it where that is taken."""
+    place = Path("elsewhere/a-seed0")
+    paths = []
+    for _ in range(2):
+        with RunFolder.create(loaded.recipe, loaded.origins, place=place) as folder:
+            paths.append(folder.path)
+    assert paths == [place, Path("elsewhere/a-seed0-2")]
+    assert not Path("out").exists()
+
+
+def test_folders_beside_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder.time, "strftime", lambda _: "20260101-000000")
+    made = [new_folder(tmp_path / "runs", "x-compare").name for _ in range(3)]
+    assert made == ["x-compare-20260101-000000", "x-compare-20260101-000000-2", "x-compare-20260101-000000-3"]
+    (tmp_path / "file").touch()
+    with pytest.raises(RunFolderError, match=r"file: a folder cannot be made here: .*run\.root=FOLDER"):
+        new_folder(tmp_path / "file", "x")

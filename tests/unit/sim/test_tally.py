@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from pearl.core.state import Activity, ActivityChanged, FleetState, Gpu, GpuOwner, GpusJoined, Role, WorkerAdded, fold
+from pearl.core.state import (
+    Activity,
+    ActivityChanged,
+    FleetState,
+    Gpu,
+    GpuOwner,
+    GpusJoined,
+    GpusLeft,
+    Role,
+    RoleChanged,
+    WorkerAdded,
+    WorkerRemoved,
+    fold,
+)
 from pearl.records.ids import GpuId, NodeId, WorkerId
 from pearl.records.journal import ChangeEntry, JournalEntry, StateEntry, TrajectoryEntry, TurnEntry
 from pearl.sim.tally import Tally
@@ -74,6 +87,58 @@ def test_what_is_counted_is_passed_on() -> None:
     assert dict(tally.changes) == {"expand": 1, "failed": 1}
 
 
+def test_what_becomes_of_workers() -> None:
+    """One dies, one leaves as planned, one goes with its GPUs, one dies just before they go; one is borrowed and returned."""
+    state, ending = FleetState(), False
+    tally = Tally(sink=Passed(), state=lambda: state, is_ending=lambda: ending)
+
+    def happen(at_s: float, *events: object) -> None:
+        nonlocal state
+        for event in events:
+            folded = fold(state, event)  # type: ignore[arg-type]
+            assert isinstance(folded, FleetState), folded
+            state = folded
+            tally.write(state_entry(at_s))
+
+    def activity(worker: int, *activities: Activity) -> list[ActivityChanged]:
+        return [ActivityChanged(worker=WorkerId(worker), activity=each) for each in activities]
+
+    happen(0.0, gpus(4, GpuOwner.RESERVED), gpus(1, GpuOwner.TRAINING))
+    for slot, gpu in enumerate(("r0", "r1", "r2", "r3", "t0")):
+        role = Role.COLOCATED if gpu == "t0" else Role.DECODE
+        happen(1.0, WorkerAdded(worker=WorkerId(slot), gpus=(GpuId(gpu),), role=role), *activity(slot, Activity.ACTIVE))
+    assert dict(+tally.workers) == {"started": 4, "borrowed": 1}
+    happen(2.0, *activity(4, Activity.TRANSITIONING, Activity.INACTIVE))
+    happen(2.0, *activity(1, Activity.TRANSITIONING), RoleChanged(worker=WorkerId(1), role=Role.PREFILL))
+    assert (tally.workers["returned"], tally.workers["roles"]) == (1, 1)
+    happen(3.0, WorkerRemoved(worker=WorkerId(0)))
+    happen(3.0, WorkerRemoved(worker=WorkerId(1)))
+    happen(4.0, WorkerRemoved(worker=WorkerId(3)), GpusLeft(gpus=(GpuId("r2"), GpuId("r3"))))
+    counts = {"started": 4, "borrowed": 1, "returned": 1, "roles": 1, "lost": 1, "stopped": 1, "withdrawn": 2}
+    assert dict(+tally.workers) == counts
+    # What is ended with the run is no change.
+    ending = True
+    happen(5.0, *activity(4, Activity.TRANSITIONING), WorkerRemoved(worker=WorkerId(4)))
+    assert dict(+tally.workers) == counts
+
+
+def test_training_and_refused_events() -> None:
+    state = FleetState()
+    tally = Tally(sink=Passed(), state=lambda: state)
+    for event in (
+        gpus(2, GpuOwner.TRAINING),
+        WorkerAdded(worker=WorkerId(0), gpus=(GpuId("t0"), GpuId("t1")), role=Role.TRAINING),
+        ActivityChanged(worker=WorkerId(0), activity=Activity.ACTIVE),
+    ):
+        folded = fold(state, event)  # type: ignore[arg-type]
+        assert isinstance(folded, FleetState)
+        state = folded
+    tally.write(state_entry(1.0))
+    tally.write(StateEntry(at_s=2.0, event="X", inputs={}, state_version=1, state_hash="", refused="why"))
+    assert [(moment.at_s, moment.serving) for moment in tally.timeline] == [(1.0, {"updating": 2})]
+    assert dict(+tally.workers) == {}
+
+
 def test_gpu_hours() -> None:
     """4 reserved from the first hour on; a worker of 2 starts, serves for half an hour at the end; training lends 2."""
     state = FleetState()
@@ -96,7 +161,14 @@ def test_gpu_hours() -> None:
     happen(6300.0, ActivityChanged(worker=lent, activity=Activity.ACTIVE))
     hours = tally.gpu_hours(7200.0)
     assert hours == pytest.approx(
-        {"reserved": 8.0, "training": 4.0, "transition": 2 * 0.5 + 0.25, "serving": 2 * 0.5 + 0.25, "borrowed": 0.25}
+        {
+            "reserved": 8.0,
+            "training": 4.0,
+            "transition": 2 * 0.5 + 0.25,
+            "serving": 2 * 0.5 + 0.25,
+            "borrowed": 0.25,
+            "lent": 0.25,
+        }
     )
     assert [moment.at_s for moment in tally.timeline] == [0.0, 3600.0, 5400.0, 6300.0]
     assert tally.timeline[-1].serving == {"prefill": 2, "colocated": 1, "borrowed": 1}
