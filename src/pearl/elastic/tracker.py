@@ -1,7 +1,11 @@
 """The runtime tracker: what turns and trajectories of a training step showed, and the profile that follows from it.
 
-Law: the profile moves once per training step, by the turns and trajectories that ended in it; nothing else is known of the
-workload, in the simulated world either.
+Laws:
+
+- the profile moves once per training step, by the turns and trajectories that ended in it, and by what iterations took; nothing
+  else is known of the world, in simulation either;
+- what is assumed before anything was seen counts as `PRIOR_TRAJECTORIES` trajectories, until the moving average is quicker:
+  a prior is a guess about some work, a step is the work.
 """
 
 from __future__ import annotations
@@ -9,11 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from pearl.core.makespan import Profile
+from pearl.core.platform import refit_scale
 from pearl.core.workload import WorkloadSample, refit_workload
+from pearl.elastic.meter import Meter
 from pearl.ports import JournalSink
 from pearl.records.journal import JournalEntry, TrajectoryEntry, TurnEntry
 from pearl.records.trajectory import TrajectoryStatus
 
+PRIOR_TRAJECTORIES = 8
+"""Trajectories that a prior is worth. A choice: half a group of sixteen outweighs it."""
 _WHOLE = frozenset(status.value for status in TrajectoryStatus if status.trainable)
 
 
@@ -35,9 +43,13 @@ class Tracker:
     sink: JournalSink
     profile: Profile
     share: float
-    """Weight of the newest step in the moving averages."""
+    """Weight of the newest step in the moving averages, once there were several."""
+    meter: Meter | None = None
+    """Of the engines; None: iterations take what the platform says."""
     ignored: int = 0
     """Numbers that were no use."""
+    known: float = PRIOR_TRAJECTORIES
+    """Trajectories behind the profile."""
     _seen: _Seen = field(default_factory=_Seen)
 
     def write(self, entry: JournalEntry) -> None:
@@ -45,6 +57,8 @@ class Tracker:
         match entry:
             case TurnEntry():
                 self._add(entry)
+                if self.meter is not None:
+                    self.meter.turn_ended(entry.at_s)
             case TrajectoryEntry() if entry.status in _WHOLE:
                 self._seen.turns.append(float(entry.turns))
             case _:
@@ -67,9 +81,15 @@ class Tracker:
             env_s=seen.env_s,
             decoding_share=seen.generate_s / busy_s if busy_s > 0 else None,
         )
-        refitted = refit_workload(self.profile.workload, sample, self.share)
+        count = len(seen.turns)
+        share = max(self.share, count / (count + self.known))
+        self.known += count
+        refitted = refit_workload(self.profile.workload, sample, share)
         self.ignored += refitted.ignored
-        self.profile = replace(self.profile, workload=refitted.profile)
+        platform = self.profile.platform
+        for tp, ratio in (self.meter.take() if self.meter is not None else {}).items():
+            platform = refit_scale(platform, tp, ratio, share)
+        self.profile = replace(self.profile, workload=refitted.profile, platform=platform)
 
     def _add(self, turn: TurnEntry) -> None:
         seen = self._seen

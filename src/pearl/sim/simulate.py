@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pearl.config.recipe import Recipe
+from pearl.core.decision import Situation
+from pearl.core.policy import Policy
 from pearl.core.state import FleetState, Gpu, GpuOwner
 from pearl.elastic.control import ElasticFleet, ElasticOptions
 from pearl.errors import ConfigError
@@ -18,7 +20,7 @@ from pearl.pipeline.training_loop import StepOutcome
 from pearl.pipeline.workers import Workers
 from pearl.ports import JournalSink, WorkerSpec
 from pearl.records.ids import GpuId, WeightVersion
-from pearl.report.planning import fleet_of, policy_of, situation_of
+from pearl.report.planning import fleet_of, platform_of, policy_of, situation_of
 from pearl.sim.availability import recorded_availability
 from pearl.sim.codec import SimCodec
 from pearl.sim.environment import SimEnvironmentPool
@@ -32,6 +34,7 @@ from pearl.sim.settings import EngineSettings, EngineWorld
 from pearl.sim.tally import Tally
 from pearl.sim.trainer import SimTrainer, TrainTimes
 from pearl.sim.weights import SimWeightStore
+from pearl.sim.workload import Workload
 from pearl.virtual_time import Stall, VirtualLoop, rare_collections
 
 PUBLISH_BYTES_PER_S = 50e9
@@ -48,6 +51,20 @@ class NoCheckpoints:
         """Count it."""
         del version, progress
         self.saved += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """What a world has beside its recipe, unknown to whoever decides in it; the recipe says what is assumed."""
+
+    workload: Workload | None = None
+    """Trajectories; None: those of the recipe."""
+    time_scale: float = 1.0
+    """Iterations take so many times what the tables say, on all workers."""
+    policy: Policy | None = None
+    """Who decides; None: that of the recipe."""
+    situation: Situation | None = None
+    """What is assumed at the beginning; None: what the recipe says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +104,14 @@ class _World:
 
     recipe: Recipe
     sink: JournalSink
+    hidden: Hidden = field(default_factory=Hidden)
     workers: list[Workers] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         recipe, simulation = self.recipe, self.recipe.simulation
-        situation = situation_of(recipe)
-        self.platform = situation.profile.platform
+        hidden = self.hidden
+        self.platform = platform_of(recipe)
+        situation = hidden.situation or situation_of(recipe)
         fleet = fleet_of(recipe)
         self.trainer = SimTrainer(
             TrainTimes(
@@ -123,11 +142,13 @@ class _World:
             on_withdrawn=self._withdrawn,
         )
         self.pool = SimEnvironmentPool(
-            recipe.environment.slots, configured_workload(recipe.workload, seed=recipe.run.seed), seed=recipe.run.seed
+            recipe.environment.slots,
+            hidden.workload or configured_workload(recipe.workload, seed=recipe.run.seed),
+            seed=recipe.run.seed,
         )
         self.control = ElasticFleet(
             ElasticOptions(
-                policy=policy_of(recipe),
+                policy=hidden.policy or policy_of(recipe),
                 situation=situation,
                 reserved=_gpus(fleet, GpuOwner.RESERVED),
                 training=_gpus(fleet, GpuOwner.TRAINING),
@@ -163,7 +184,7 @@ class _World:
         return EngineSettings(
             profile=platform.by_tp[tp],
             limits=limits,
-            time_scale=platform.scale(tp),
+            time_scale=platform.scale(tp) * self.hidden.time_scale,
             max_context_tokens=self.recipe.engine.max_context_tokens,
         )
 
@@ -187,7 +208,10 @@ class _World:
 
 
 def simulate(
-    recipe: Recipe, sink: JournalSink | None = None, step: Callable[[StepOutcome], None] | None = None
+    recipe: Recipe,
+    sink: JournalSink | None = None,
+    step: Callable[[StepOutcome], None] | None = None,
+    hidden: Hidden | None = None,
 ) -> Simulated:
     """Run a recipe on virtual time to its end; `step` hears of each training step.
 
@@ -197,13 +221,13 @@ def simulate(
     """
     if not (recipe.fleet.reserved_gpus or recipe.fleet.external_gpus or recipe.fleet.training_gpus):
         raise ConfigError("[fleet]: got no GPUs, want reserved_gpus, external_gpus or training_gpus > 0")
-    world = _World(recipe, sink if sink is not None else _Discard())
+    world = _World(recipe, sink if sink is not None else _Discard(), hidden or Hidden())
     stalls: list[Stall] = []
     with rare_collections(), asyncio.Runner(loop_factory=lambda: VirtualLoop(on_stall=stalls.append)) as runner:
         seconds = runner.run(_run(recipe, world, step))
     consumed = world.trainer.consumed
     return Simulated(
-        policy=recipe.elastic.policy,
+        policy=world.control.options.policy.name,
         seconds=seconds,
         tally=world.tally,
         trainer_busy_s=world.trainer.busy_s,
