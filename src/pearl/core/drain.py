@@ -13,11 +13,11 @@ given the turns that it has made; a group completes with its last trajectory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import betainc, ndtr
+from scipy.special import betainc, ndtr, ndtri
 
 from pearl.core.distribution import Floats, squeezed
 from pearl.core.progress import Progress
@@ -39,6 +39,12 @@ _UNLIKELY = 1e-6
 """Chance of closing before or after them."""
 _CELLS = 48
 """That those are cut into."""
+_LEAST = 1e-300
+"""No chance is below it: its logarithm is finite."""
+_MOST_ALIKE = 0.98
+"""Members of a group have so much in common at most: the rest is what makes scores differ at all."""
+_SCORES, _SCORE_WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
+_SCORE_WEIGHTS = _SCORE_WEIGHTS / _SCORE_WEIGHTS.sum()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +83,29 @@ def drain_of(workload: WorkloadProfile, progress: Progress, pace: Pace) -> Drain
     """The drain of what is in flight; None when the batch is closed already."""
     if progress.needed_groups == 0:
         return None
-    done, left, weight = _remaining(workload, progress)
+    others = {turns: count - progress.due.get(turns, 0) for turns, count in progress.running.items()}
+    free_groups = progress.live_groups - progress.due_groups
+    parts = [
+        _Part(workload, running, groups, needed)
+        for running, groups, needed in (
+            (progress.due, progress.due_groups, progress.due_groups),
+            (others, free_groups, progress.needed_groups - progress.due_groups),
+        )
+        if groups > 0
+    ]
+    done, left = (np.concatenate([getattr(part, name) for part in parts]) for name in ("done", "left"))
+    weight = np.concatenate([part.weight * part.size for part in parts])
+    weight /= weight.sum()
+    laws = [_Ending(part.left, pace) for part in parts]
+
+    def closed(turns: Floats) -> Floats:
+        chances = [
+            part.closed(law.ended(turns), workload.likeness) for part, law in zip(parts, laws, strict=True) if part.needed
+        ]
+        return np.asarray(np.prod(chances, axis=0))
+
+    expected, spread = _close(closed, max(law.everybody for law in laws))
     law = _Ending(left, pace)
-    expected, spread = _close(progress, lambda turns: law.ended(turns) @ weight, law.everybody)
     first = min(1.0, expected)
     rest = expected - first
     at = np.concatenate(([first / 2], first + rest * (_NODES + 0.5)))
@@ -101,24 +127,68 @@ def drain_of(workload: WorkloadProfile, progress: Progress, pace: Pace) -> Drain
     )
 
 
-def _remaining(workload: WorkloadProfile, progress: Progress) -> tuple[Floats, Floats, Floats]:
-    """Turns done, turns left and weight (1 in all) of what is in flight, flat over cohorts and lengths."""
-    counted = sorted((turns, count) for turns, count in progress.running.items() if count > 0) or [(0, 1)]
-    cohorts = np.array([turns for turns, _ in counted], dtype=np.float64)
-    sizes = np.array([count for _, count in counted], dtype=np.float64)
-    cohorts, sizes = squeezed(cohorts, sizes, COHORTS)
-    lengths, chances = np.array(workload.turns.values), np.array(workload.turns.weights)
-    odds = np.where(np.greater(lengths, cohorts[:, None]), chances, 0.0)
-    over = odds.sum(axis=1) == 0
-    odds[over, -1] = 1.0  # longer than any seen before: one more turn
-    odds /= odds.sum(axis=1, keepdims=True)
-    # Who has begun is somewhere within a turn: half of it is done.
-    begun = np.where(cohorts > 0, 0.5, 0.0)[:, None]
-    left = np.where(over[:, None], 0.5, lengths - cohorts[:, None] - begun)
-    weight = odds * (sizes / sizes.sum())[:, None]
-    kept = weight > 0
-    done = np.broadcast_to(cohorts[:, None], weight.shape)
-    return done[kept], np.maximum(left[kept], 0.5), weight[kept]
+def joined(drain: Drain, coming: int) -> Drain:
+    """The same way to the close, with so many trajectories beside that begin on it and do not end before it."""
+    everyone = drain.population + coming
+    so_far = np.cumsum(drain.slice_turns) - drain.slice_turns / 2
+    return replace(
+        drain,
+        population=everyone,
+        turns_done=(drain.population * drain.turns_done + coming * so_far) / everyone,
+        first_share=drain.first_share * drain.population / everyone,
+    )
+
+
+class _Part:
+    """Groups of which so many must complete: those that are due, or the others."""
+
+    def __init__(self, workload: WorkloadProfile, running: Mapping[int, int], groups: int, needed: int) -> None:
+        self.groups, self.needed = groups, needed
+        counted = sorted((turns, count) for turns, count in running.items() if count > 0) or [(0, 1)]
+        cohorts = np.array([turns for turns, _ in counted], dtype=np.float64)
+        sizes = np.array([count for _, count in counted], dtype=np.float64)
+        cohorts, sizes = squeezed(cohorts, sizes, COHORTS)
+        lengths, chances = np.array(workload.turns.values), np.array(workload.turns.weights)
+        odds = np.where(np.greater(lengths, cohorts[:, None]), chances, 0.0)
+        over = odds.sum(axis=1) == 0
+        odds[over, -1] = 1.0  # longer than any seen before: one more turn
+        odds /= odds.sum(axis=1, keepdims=True)
+        # Who has begun is somewhere within a turn: half of it is done.
+        begun = np.where(cohorts > 0, 0.5, 0.0)[:, None]
+        left = np.where(over[:, None], 0.5, lengths - cohorts[:, None] - begun)
+        kept = odds > 0
+        self.size = float(sizes.sum())
+        """Trajectories."""
+        self.done = np.broadcast_to(cohorts[:, None], odds.shape)[kept]
+        """Turns done, flat over cohorts and lengths, as are those left and the weight (1 in all) of each."""
+        self.left = np.maximum(left[kept], 0.5)
+        self.weight = (odds * (sizes / self.size)[:, None])[kept]
+        self._share = sizes / self.size
+        self._odds = odds[kept]
+        self._first = np.concatenate(([0], np.cumsum(kept.sum(axis=1))[:-1]))
+
+    def closed(self, ended: Floats, likeness: float) -> Floats:
+        """The chance that enough groups have completed, from the chance that each length has ended, shape `[..., L]`."""
+        finished = np.minimum(np.add.reduceat(ended * self._odds, self._first, axis=-1), 1.0)
+        members = max(1.0, self.size / self.groups)
+        if self.needed == self.groups:
+            # All must end, whoever is in which group: cohorts count by the logarithms of their chances.
+            mean = np.exp(np.log(np.maximum(finished, _LEAST)) @ self._share)
+            return np.asarray(_all_of(mean, members, likeness) ** self.groups)
+        group = _all_of(np.asarray(finished @ self._share), members, likeness)
+        return np.asarray(betainc(self.needed, self.groups - self.needed + 1, np.minimum(group, 1.0)))
+
+
+def _all_of(share: Floats, members: float, likeness: float) -> Floats:
+    """The chance that all members of a group have ended when each has with a chance `share`.
+
+    What they have in common is a normal score: given it they are independent. Source: the one-factor Gaussian copula.
+    """
+    if likeness == 0:
+        return np.asarray(share**members)
+    common = min(likeness, _MOST_ALIKE)
+    given = (ndtri(share)[..., None] - math.sqrt(common) * _SCORES) / math.sqrt(1 - common)
+    return np.asarray(ndtr(given) ** members @ _SCORE_WEIGHTS)
 
 
 class _Ending:
@@ -141,20 +211,14 @@ class _Ending:
         return np.asarray(ndtr((root - self._middle) / self._deviation) * (past > 0), dtype=np.float64)
 
 
-def _close(progress: Progress, finished: Callable[[Floats], Floats], most: float) -> tuple[float, float]:
+def _close(closed: Callable[[Floats], Floats], most: float) -> tuple[float, float]:
     """Turns until as many groups as needed have completed, mean and standard deviation.
 
-    `finished`: share of trajectories that have ended after so many turns; `most` turns after which all have. A group completes
-    with its last member; of G groups, each of which has completed with a chance F, at least k have with the chance I_F(k, G - k +
-    1), the regularised incomplete beta function. Source: order statistics. Of a number >= 0 that is larger than t with a chance
-    1 - H(t) the mean is the integral of that, and the mean square that of 2 t (1 - H(t)).
+    `closed`: the chance that they have after so many turns; `most` turns after which all have. Of G groups, each of which has
+    completed with a chance F, at least k have with the chance I_F(k, G - k + 1), the regularised incomplete beta function.
+    Source: order statistics. Of a number >= 0 that is larger than t with a chance 1 - H(t) the mean is the integral of that, and
+    the mean square that of 2 t (1 - H(t)).
     """
-    groups, needed = progress.live_groups, progress.needed_groups
-    members = max(1.0, progress.in_flight / groups)
-
-    def closed(turns: Floats) -> Floats:
-        return np.asarray(betainc(needed, groups - needed + 1, np.minimum(finished(turns), 1.0) ** members))
-
     low, high = 0.0, most
     for _ in range(_ROUNDS):
         width = high - low

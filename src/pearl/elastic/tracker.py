@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from pearl.core.makespan import Profile
 from pearl.core.platform import refit_scale
-from pearl.core.workload import WorkloadSample, refit_workload
+from pearl.core.workload import WorkloadSample, likeness_of, refit_workload
 from pearl.elastic.meter import Meter
 from pearl.ports import JournalSink
-from pearl.records.journal import JournalEntry, TrajectoryEntry, TurnEntry
+from pearl.records.journal import GroupEntry, JournalEntry, StepEntry, TrajectoryEntry, TurnEntry
 from pearl.records.trajectory import TrajectoryStatus
 
 PRIOR_TRAJECTORIES = 8
@@ -28,6 +28,8 @@ _WHOLE = frozenset(status.value for status in TrajectoryStatus if status.trainab
 @dataclass(slots=True)
 class _Seen:
     turns: list[float] = field(default_factory=list)
+    groups: list[list[float]] = field(default_factory=list)
+    """Turns of the trajectories of groups that ended."""
     prompt_tokens: list[float] = field(default_factory=list)
     new_tokens: list[float] = field(default_factory=list)
     generated_tokens: list[float] = field(default_factory=list)
@@ -50,7 +52,11 @@ class Tracker:
     """Numbers that were no use."""
     known: float = PRIOR_TRAJECTORIES
     """Trajectories behind the profile."""
+    update_s: float = 0.0
+    """What an update takes, publication included: a moving average; 0 before the first one."""
     _seen: _Seen = field(default_factory=_Seen)
+    _open: dict[str, list[float]] = field(default_factory=dict)
+    """Group that has not ended -> turns of its trajectories that have."""
 
     def write(self, entry: JournalEntry) -> None:
         """Remember an entry, and pass it on."""
@@ -61,6 +67,12 @@ class Tracker:
                     self.meter.turn_ended(entry.at_s)
             case TrajectoryEntry() if entry.status in _WHOLE:
                 self._seen.turns.append(float(entry.turns))
+                self._open.setdefault(entry.group, []).append(float(entry.turns))
+            case StepEntry():
+                took_s = entry.train_s + entry.publish_s
+                self.update_s += (self.share if self.update_s else 1.0) * (took_s - self.update_s)
+            case GroupEntry():
+                self._seen.groups.append(self._open.pop(entry.group, []))
             case _:
                 pass
         self.sink.write(entry)
@@ -80,6 +92,7 @@ class Tracker:
             generated_tokens=seen.generated_tokens,
             env_s=seen.env_s,
             decoding_share=seen.generate_s / busy_s if busy_s > 0 else None,
+            likeness=likeness_of([group for group in seen.groups if group]),
         )
         count = len(seen.turns)
         share = max(self.share, count / (count + self.known))
