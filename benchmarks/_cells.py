@@ -88,7 +88,11 @@ class Cell:
         few = max(1, workers // 4)
         half = workers // 2
         mostly_decode = f"{few}P{workers - few}D"
-        found = [(f"{workers}C", 0), (f"{half}P{workers - half}D", 0), *((mostly_decode, bound) for bound in (0, 256, 2048))]
+        found = [
+            (f"{workers}C", 0),
+            (f"{half}P{workers - half}D", 0),
+            *((mostly_decode, bound) for bound in (0, 256, 2048)),
+        ]
         return tuple((f"{shape}@tp{tp}" if tp > 1 else shape, bound) for shape, bound in found)
 
 
@@ -110,5 +114,5 @@ def cells() -> Iterator[Cell]:
 
 def quick_cells() -> list[Cell]:
     """A fixed few: short trajectories, two platforms, both bounds on staleness."""
-    wanted = (("webshop", PLATFORMS[0], 0), ("recorded webshop", PLATFORMS[3], 1), ("game", PLATFORMS[0], 1))
+    wanted = (("webshop", PLATFORMS[0], 0), ("webshop", PLATFORMS[2], 1), ("recorded tau", PLATFORMS[1], 0))
     return [cell for cell in cells() if (cell.workload, cell.platform, cell.max_staleness) in wanted]

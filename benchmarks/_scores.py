@@ -112,7 +112,9 @@ def noise(scores: Sequence[CellScore]) -> float | None:
 
 def table(scores: Sequence[CellScore]) -> str:
     """Rows: workload and staleness; and shapes by kind; then the worst."""
-    lines = [f"{'workload':18} {'stale':>5} {'n':>4} {'mape':>6} {'bias':>6} {'paper':>6} {'regret':>7} {'paper':>7} {'noise':>6}"]
+    lines = [
+        f"{'workload':18} {'stale':>5} {'n':>4} {'mape':>6} {'bias':>6} {'paper':>6} {'regret':>7} {'paper':>7} {'noise':>6}"
+    ]
     groups: dict[tuple[str, str], list[CellScore]] = {}
     for each in scores:
         groups.setdefault((each.cell.workload, str(each.cell.max_staleness)), []).append(each)
@@ -126,7 +128,12 @@ def table(scores: Sequence[CellScore]) -> str:
     lines += ["", "shape, in order of the cell: mean signed error of ours, without and with staleness"]
     for number in range(max(len(each.shapes) for each in scores)):
         signed = [
-            _text(bias([replace(e, shapes=e.shapes[number : number + 1]) for e in scores if e.cell.max_staleness == stale], "pearl"))
+            _text(
+                bias(
+                    [replace(e, shapes=e.shapes[number : number + 1]) for e in scores if e.cell.max_staleness == stale],
+                    "pearl",
+                )
+            )
             for stale in (0, 1)
         ]
         lines.append(f"  {scores[0].shapes[number].shape:24} {signed[0]:>6} {signed[1]:>6}")

@@ -46,7 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = _truths(chosen, folder, options.results, options.processes)
     scores = [score(cell, [found[_key(task)] for task in _tasks([cell], folder)]) for cell in chosen]
     print(table(scores))
-    settings = {"quick": options.quick, "configurations": len(chosen), "cells": sum(len(each.shapes) for each in scores)}
+    settings = {
+        "quick": options.quick,
+        "configurations": len(chosen),
+        "cells": sum(len(each.shapes) for each in scores),
+    }
     labels = {f"workload {name}": label_of(name, folder) for name in WORKLOADS}
     return report("predict", checks_of(scores), {**settings, **labels})
 
@@ -116,7 +120,9 @@ def _read(path: Path, wanted: set[str]) -> dict[str, list[Asked]]:
 
 
 def _made_by() -> str:
-    files = [path for each in MADE_BY for path in (sorted(Path(each).rglob("*.py")) if Path(each).is_dir() else [Path(each)])]
+    files = [
+        path for each in MADE_BY for path in (sorted(Path(each).rglob("*.py")) if Path(each).is_dir() else [Path(each)])
+    ]
     files += [Path(f"src/pearl/core/{name}.py") for name in CORE]
     digest = hashlib.sha256()
     for path in files:

@@ -100,7 +100,9 @@ def drain_of(workload: WorkloadProfile, progress: Progress, pace: Pace) -> Drain
 
     def closed(turns: Floats) -> Floats:
         chances = [
-            part.closed(law.ended(turns), workload.likeness) for part, law in zip(parts, laws, strict=True) if part.needed
+            part.closed(law.ended(turns), workload.likeness)
+            for part, law in zip(parts, laws, strict=True)
+            if part.needed
         ]
         return np.asarray(np.prod(chances, axis=0))
 

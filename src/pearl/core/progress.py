@@ -29,7 +29,7 @@ class Progress:
     due: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """Of `running` those of due groups."""
     coming: int = 0
-    """Trajectories that begin beside them in `coming_s`, when the update under way has ended: for later batches, on this fleet."""
+    """Trajectories that begin beside them in `coming_s`, when the update under way has ended: for later batches."""
     coming_s: float = 0.0
     """Finite and >= 0. When they come, what is in flight then computes its contexts again under the new weights."""
 

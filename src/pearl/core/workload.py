@@ -138,7 +138,7 @@ def likeness_of(groups: Sequence[Sequence[float]]) -> float | None:
     between = float((sums**2 / sizes).sum() - scores.sum() ** 2 / total) / (count - 1)
     within = float((scores**2).sum() - (sums**2 / sizes).sum()) / (total - count)
     size = float(total - (sizes**2).sum() / total) / (count - 1)
-    return min(1.0, max(0.0, (between - within) / (between + (size - 1) * within)))
+    return min(1.0, max(0.0, float((between - within) / (between + (size - 1) * within))))
 
 
 def refit_workload(profile: WorkloadProfile, sample: WorkloadSample, share: float) -> Refit:

@@ -97,8 +97,9 @@ class Rollout:
             return fresh_batch(limits.groups_per_batch, limits.group_size, batches=limits.max_staleness + 1)
         # The next batch is that of the version after all that were consumed.
         version = self._consumed // limits.groups_per_batch
-        due, others, ready = [], [], 0
-        room = limits.groups_per_batch
+        due: list[tuple[int, ...]] = []
+        others: list[tuple[int, ...]] = []
+        ready, room = 0, limits.groups_per_batch
         for live in self._live.values():
             is_due = live.run.admitted_version + limits.max_staleness <= version
             room -= is_due

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pearl.config.recipe import Recipe
-from pearl.core.decision import Situation
 from pearl.core.policy import Policy
 from pearl.core.state import FleetState, Gpu, GpuOwner
 from pearl.elastic.control import ElasticFleet, ElasticOptions
@@ -63,8 +62,6 @@ class Hidden:
     """Iterations take so many times what the tables say, on all workers."""
     policy: Policy | None = None
     """Who decides; None: that of the recipe."""
-    situation: Situation | None = None
-    """What is assumed at the beginning; None: what the recipe says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +108,7 @@ class _World:
         recipe, simulation = self.recipe, self.recipe.simulation
         hidden = self.hidden
         self.platform = platform_of(recipe)
-        situation = hidden.situation or situation_of(recipe)
+        situation = situation_of(recipe)
         fleet = fleet_of(recipe)
         self.trainer = SimTrainer(
             TrainTimes(
