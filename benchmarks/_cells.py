@@ -43,14 +43,20 @@ class Load:
         return self.groups * self.group_size
 
 
-LOADS = (
+FEW = (
     Load(groups=4, group_size=8, workers=4, tp=1),
-    Load(groups=4, group_size=16, workers=4, tp=2),
-    Load(groups=4, group_size=16, workers=8, tp=1),
-    Load(groups=8, group_size=16, workers=6, tp=2),
-    Load(groups=8, group_size=8, workers=5, tp=2, context_tokens=16_384),
+    Load(groups=4, group_size=8, workers=4, tp=2),
+    Load(groups=4, group_size=12, workers=5, tp=1, context_tokens=16_384),
 )
-"""Budgets of 4 to 12 GPUs, batches of 32 to 128, 8 to 21 trajectories per worker and batch."""
+"""For workloads of some twenty turns and more, so that a run is over within seconds."""
+MANY = (
+    *FEW,
+    Load(groups=4, group_size=16, workers=4, tp=2),
+    Load(groups=8, group_size=8, workers=6, tp=1),
+    Load(groups=8, group_size=16, workers=5, tp=2),
+)
+"""Budgets of 4 to 10 GPUs, batches of 32 to 128, 8 to 26 trajectories per worker and batch."""
+LONG = ("swe", "terminal", "recorded swe")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,10 +108,11 @@ def cells() -> Iterator[Cell]:
         for second, platform in enumerate(PLATFORMS):
             for max_staleness in (0, 1):
                 rng = random.Random(f"{workload}/{platform}/{max_staleness}")
+                loads = FEW if workload in LONG else MANY
                 yield Cell(
                     platform=platform,
                     workload=workload,
-                    load=LOADS[(first + 2 * second + 3 * max_staleness) % len(LOADS)],
+                    load=loads[(first + second + 3 * max_staleness) % len(loads)],
                     max_staleness=max_staleness,
                     time_scale=round(rng.uniform(0.8, 1.25), 3),
                     seed=rng.randrange(1 << 31),

@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from benchmarks._cells import Cell
 from benchmarks._truth import Asked, platform_for
 from pearl.core.fluid import FluidPredictor
@@ -54,7 +56,7 @@ def score(cell: Cell, found: Sequence[Sequence[Asked]]) -> CellScore:
     platform = platform_for(cell)
     targets = [Target(shape=parse_shape(shape), append_tokens=bound) for shape, bound in cell.shapes()]
     candidates = candidates_of(targets)
-    truths = [statistics.fmean(each.close_s for each in asked) for asked in found]
+    truths, noises = zip(*(truth(asked, cell) for asked in found), strict=True)
     predicted: dict[str, list[float]] = {name: [] for name in PREDICTORS}
     regrets: dict[str, list[float]] = {name: [] for name in PREDICTORS}
     for number, asked in enumerate(found):
@@ -63,7 +65,9 @@ def score(cell: Cell, found: Sequence[Sequence[Asked]]) -> CellScore:
             lost: list[float] = []
             for each in asked:
                 profile = Profile(workload=each.workload, platform=replace(platform, time_scale=each.time_scale))
-                close_s = predictor.forecast(profile, each.progress)(candidates).close_s.tolist()
+                close_s = predictor.forecast(profile, each.progress)(candidates).close_s
+                # No batch is taken before the update under way has ended; nobody needs a model for that.
+                close_s = np.maximum(close_s, each.progress.coming_s).tolist()
                 own.append(close_s[number])
                 lost.append(truths[close_s.index(min(close_s))] / min(truths) - 1)
             predicted[name].append(statistics.fmean(own))
@@ -74,15 +78,29 @@ def score(cell: Cell, found: Sequence[Sequence[Asked]]) -> CellScore:
             ShapeScore(
                 shape=str(target),
                 truth_s=truths[number],
-                noise=statistics.stdev(each.close_s for each in found[number])
-                / math.sqrt(len(found[number]))
-                / truths[number],
+                noise=noises[number],
                 predicted_s={name: values[number] for name, values in predicted.items()},
             )
             for number, target in enumerate(targets)
         ),
         regrets={name: tuple(values) for name, values in regrets.items()},
     )
+
+
+def truth(asked: Sequence[Asked], cell: Cell) -> tuple[float, float]:
+    """Mean time until the batch closes, and its relative standard error.
+
+    Without staleness a batch takes about as long, times something, as its slowest trajectory alone, whose mean over all batches
+    is known: so that is a ratio estimate, with the error of one. With staleness batches overlap, and it is the plain mean.
+    """
+    taken = [each.close_s for each in asked]
+    mean, count = statistics.fmean(taken), len(taken)
+    if cell.max_staleness:
+        return mean, statistics.stdev(taken) / math.sqrt(count) / mean
+    alone = [each.alone_s for each in asked]
+    ratio = mean / statistics.fmean(alone)
+    left = [one - ratio * other for one, other in zip(taken, alone, strict=True)]
+    return ratio * asked[0].usual_s, math.sqrt(sum(each**2 for each in left) / (count - 1) / count) / mean
 
 
 def mape(scores: Sequence[CellScore], predictor: str) -> float | None:

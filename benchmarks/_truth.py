@@ -9,10 +9,11 @@ ended. The first steps are left out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -27,20 +28,27 @@ from pearl.core.makespan import Forecast, Profile
 from pearl.core.platform import Platform
 from pearl.core.progress import Progress
 from pearl.core.workload import WorkloadProfile
-from pearl.records.journal import ChoiceEntry, JournalEntry
+from pearl.records.journal import ChoiceEntry, JournalEntry, StepEntry
 from pearl.report.planning import platform_of, policy_of
 from pearl.sim.presets import preset
 from pearl.sim.simulate import Hidden, simulate
-from pearl.sim.workload import Workload, profile_of
+from pearl.sim.workload import Workload, profile_of, truncated
 
 WARM_UP_STEPS = 3
-TURNS = 7_000
+TURNS = 4_500
 """Of a run, all steps together, about: what its time goes with."""
-FEWEST_STEPS, MOST_STEPS = 5, 14
-"""Measured ones of a run."""
+FEWEST_STEPS, MOST_STEPS = 6, 12
+"""Measured ones of a run with staleness."""
+STEPS = 4
+"""Of one without, where truths have little noise."""
 UPDATE_SHARE = 0.1
 """An update takes so much of what a batch's rollout takes by the tables, about: rollout is what is waited for, as in the paper's
 Fig. 2a, where it takes five times as long as training."""
+PATHS = 120
+"""Batches over which the mean of critical paths is taken."""
+FAR = 1_000_000
+"""The first group of those."""
+MAX_TURNS = 145
 RECIPE = Path("recipes/sim/qwen3_8b_spot.toml")
 Json = Any
 
@@ -54,6 +62,10 @@ class Asked:
     progress: Progress
     close_s: float
     """Until the batch closed."""
+    alone_s: float
+    """What the slowest trajectory of the batch that closed would have taken by itself."""
+    usual_s: float
+    """The mean of that over batches of this workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +86,19 @@ class _Listening:
 class _Sink:
     """A journal of which only questions and steps are kept."""
 
-    def __init__(self, asked: list[tuple[Profile, Progress]], moment: Moment) -> None:
-        self._asked, self._moment = asked, moment
+    def __init__(self, asked: list[tuple[Profile, Progress]], moment: Moment, path: _CriticalPath) -> None:
+        self._asked, self._moment, self._path = asked, moment, path
         self._open: tuple[Profile, Progress, float] | None = None
         self.found: list[Asked] = []
 
     def write(self, entry: JournalEntry) -> None:
         """Remember the question behind a choice, and the answer once the next batch is complete."""
+        if isinstance(entry, StepEntry):
+            # The batch that closed last is known by now.
+            if self.found and not self.found[-1].alone_s:
+                groups = [int(group.removeprefix("g")) for group in entry.groups]
+                self.found[-1] = replace(self.found[-1], alone_s=self._path.of(groups))
+            return
         if not isinstance(entry, ChoiceEntry):
             return
         if entry.moment == Moment.TRAINING_BEGAN.value and self._open is not None:
@@ -92,6 +110,8 @@ class _Sink:
                     time_scale=profile.platform.time_scale,
                     progress=progress,
                     close_s=entry.at_s - at_s,
+                    alone_s=0.0,
+                    usual_s=self._path.usual_s,
                 )
             )
         if entry.moment == self._moment.value:
@@ -100,6 +120,26 @@ class _Sink:
 
     async def flush(self) -> None:
         """Nothing is written."""
+
+
+class _CriticalPath:
+    """What the slowest trajectory of a batch takes by itself: known from its scripts, without a simulation."""
+
+    def __init__(self, workload: Workload, cell: Cell, token_s: float) -> None:
+        self._workload, self._cell, self._token_s = workload, cell, token_s
+        size, count = cell.load.groups, PATHS
+        # Groups that no run comes to.
+        batches = [range(FAR + first, FAR + first + size) for first in range(0, size * count, size)]
+        self.usual_s = fmean(self.of(groups) for groups in batches)
+
+    def of(self, groups: Iterable[int]) -> float:
+        """Of a batch of these groups."""
+        return max(self._alone_s(group, attempt) for group in groups for attempt in range(self._cell.load.group_size))
+
+    def _alone_s(self, group: int, attempt: int) -> float:
+        script = self._workload.script(group, attempt)
+        played = truncated(script, max_turns=MAX_TURNS, max_context_tokens=self._cell.load.context_tokens)
+        return sum(turn.output_tokens * self._token_s + turn.env_s for turn in played.turns) if played else 0.0
 
 
 @cache
@@ -137,6 +177,7 @@ def recipe_of(cell: Cell, shape: str, steps: int, update_s: float) -> Recipe:
         f"rollout.groups_per_batch={load.groups}",
         f"rollout.group_size={load.group_size}",
         f"rollout.max_staleness={cell.max_staleness}",
+        f"rollout.max_turns={MAX_TURNS}",
         f"rollout.max_context_tokens={load.context_tokens}",
         f"engine.max_context_tokens={load.context_tokens}",
         f"environment.slots={load.batch * (cell.max_staleness + 1)}",
@@ -161,7 +202,7 @@ def truth_of(cell: Cell, shape: str, append_tokens: int, folder: Path | None) ->
     workload, known, _ = _workload(cell.workload, cell.seed, folder)
     load = cell.load
     measured = round(TURNS / (load.batch * known.turns.mean)) - WARM_UP_STEPS
-    steps = WARM_UP_STEPS + min(MOST_STEPS, max(FEWEST_STEPS, measured))
+    steps = WARM_UP_STEPS + (min(MOST_STEPS, max(FEWEST_STEPS, measured)) if cell.max_staleness else STEPS)
     recipe = recipe_of(cell, shape, steps + 2, _update_s_per_token(cell, known))
     asked: list[tuple[Profile, Progress]] = []
     policy = policy_of(recipe)
@@ -170,7 +211,9 @@ def truth_of(cell: Cell, shape: str, append_tokens: int, folder: Path | None) ->
         predictor=_Listening(asked, FluidPredictor()),
         space=replace(policy.space, append_tokens=(append_tokens,)),
     )
-    sink = _Sink(asked, Moment.TRAINING_BEGAN if cell.max_staleness else Moment.TRAINING_FINISHED)
+    token_s = cell.time_scale * platform_for(cell).by_tp[load.tp].iterations.seconds(0, 2, load.context_tokens / 4)
+    path = _CriticalPath(workload, cell, token_s)
+    sink = _Sink(asked, Moment.TRAINING_BEGAN if cell.max_staleness else Moment.TRAINING_FINISHED, path)
     simulate(recipe, sink, hidden=Hidden(workload=workload, time_scale=cell.time_scale, policy=policy))
     # At the end nothing more is admitted.
     return sink.found[WARM_UP_STEPS - 1 : steps - 1]
@@ -213,6 +256,8 @@ def asked_json(asked: Asked) -> Json:
             "due": sorted(progress.due.items()),
         },
         "close_s": asked.close_s,
+        "alone_s": asked.alone_s,
+        "usual_s": asked.usual_s,
     }
 
 
@@ -221,10 +266,12 @@ def asked_from(record: Json) -> Asked:
     work, progress = record["workload"], record["progress"]
     return Asked(
         workload=WorkloadProfile(
-            **{name: Distribution(tuple(work[name][0]), tuple(work[name][1])) for name in _DISTRIBUTIONS},
+            **{name: Distribution(tuple(work[name][0]), tuple(work[name][1])) for name in _DISTRIBUTIONS},  # type: ignore[arg-type]
             **{name: work[name] for name in _NUMBERS},
         ),
         time_scale=MappingProxyType({int(tp): scale for tp, scale in record["time_scale"].items()}),
         progress=Progress(**{**progress, "running": dict(progress["running"]), "due": dict(progress["due"])}),
         close_s=record["close_s"],
+        alone_s=record["alone_s"],
+        usual_s=record["usual_s"],
     )
