@@ -104,9 +104,9 @@ class Cell:
 
 def cells() -> Iterator[Cell]:
     """All of them: 64 configurations of five shapes each, loads in turn."""
-    for first, workload in enumerate(WORKLOADS):
-        for second, platform in enumerate(PLATFORMS):
-            for max_staleness in (0, 1):
+    for second, platform in enumerate(PLATFORMS):
+        for max_staleness in (0, 1):
+            for first, workload in enumerate(WORKLOADS):
                 rng = random.Random(f"{workload}/{platform}/{max_staleness}")
                 loads = FEW if workload in LONG else MANY
                 yield Cell(

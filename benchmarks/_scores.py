@@ -56,7 +56,7 @@ def score(cell: Cell, found: Sequence[Sequence[Asked]]) -> CellScore:
     platform = platform_for(cell)
     targets = [Target(shape=parse_shape(shape), append_tokens=bound) for shape, bound in cell.shapes()]
     candidates = candidates_of(targets)
-    truths, noises = zip(*(truth(asked, cell) for asked in found), strict=True)
+    truths, noises = zip(*(truth(asked) for asked in found), strict=True)
     predicted: dict[str, list[float]] = {name: [] for name in PREDICTORS}
     regrets: dict[str, list[float]] = {name: [] for name in PREDICTORS}
     for number, asked in enumerate(found):
@@ -87,20 +87,24 @@ def score(cell: Cell, found: Sequence[Sequence[Asked]]) -> CellScore:
     )
 
 
-def truth(asked: Sequence[Asked], cell: Cell) -> tuple[float, float]:
+def truth(asked: Sequence[Asked]) -> tuple[float, float]:
     """Mean time until the batch closes, and its relative standard error.
 
-    Without staleness a batch takes about as long, times something, as its slowest trajectory alone, whose mean over all batches
-    is known: so that is a ratio estimate, with the error of one. With staleness batches overlap, and it is the plain mean.
+    A batch of which no trajectory has made a turn takes about as long, times something, as its slowest trajectory alone, whose
+    mean over all batches is known: of those it is a ratio estimate. The others, with staleness, are taken as they are.
     """
-    taken = [each.close_s for each in asked]
-    mean, count = statistics.fmean(taken), len(taken)
-    if cell.max_staleness:
-        return mean, statistics.stdev(taken) / math.sqrt(count) / mean
-    alone = [each.alone_s for each in asked]
-    ratio = mean / statistics.fmean(alone)
-    left = [one - ratio * other for one, other in zip(taken, alone, strict=True)]
-    return ratio * asked[0].usual_s, math.sqrt(sum(each**2 for each in left) / (count - 1) / count) / mean
+    fresh = [
+        each
+        for each in asked
+        if not any(turns for turns, count in each.progress.running.items() if count) and each.progress.running
+    ]
+    others = [each.close_s for each in asked if not any(each is one for one in fresh)]
+    total, square = sum(others), len(others) * (statistics.variance(others) if len(others) > 1 else 0.0)
+    if fresh:
+        ratio = sum(each.close_s for each in fresh) / sum(each.alone_s for each in fresh)
+        total += len(fresh) * ratio * fresh[0].usual_s
+        square += sum((each.close_s - ratio * each.alone_s) ** 2 for each in fresh)
+    return total / len(asked), math.sqrt(square) / total
 
 
 def mape(scores: Sequence[CellScore], predictor: str) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
@@ -34,7 +34,7 @@ from pearl.sim.presets import preset
 from pearl.sim.simulate import Hidden, simulate
 from pearl.sim.workload import Workload, profile_of, truncated
 
-WARM_UP_STEPS = 3
+WARM_UP_STEPS = 2
 TURNS = 4_500
 """Of a run, all steps together, about: what its time goes with."""
 FEWEST_STEPS, MOST_STEPS = 6, 12
@@ -44,7 +44,7 @@ STEPS = 4
 UPDATE_SHARE = 0.1
 """An update takes so much of what a batch's rollout takes by the tables, about: rollout is what is waited for, as in the paper's
 Fig. 2a, where it takes five times as long as training."""
-PATHS = 120
+PATHS = 80
 """Batches over which the mean of critical paths is taken."""
 FAR = 1_000_000
 """The first group of those."""
@@ -197,13 +197,20 @@ def platform_for(cell: Cell) -> Platform:
     return platform_of(recipe_of(cell, f"{cell.load.workers}C@tp{cell.load.tp}", 1, 1e-3))
 
 
+@lru_cache(maxsize=4)
+def _path(cell: Cell, folder: Path | None) -> _CriticalPath:
+    times = platform_for(cell).by_tp[cell.load.tp].iterations
+    token_s = cell.time_scale * times.seconds(0, 2, cell.load.context_tokens / 4)
+    return _CriticalPath(_workload(cell.workload, cell.seed, folder)[0], cell, token_s)
+
+
 def truth_of(cell: Cell, shape: str, append_tokens: int, folder: Path | None) -> list[Asked]:
     """Run a cell under a shape: a question for each step after the first few."""
     workload, known, _ = _workload(cell.workload, cell.seed, folder)
     load = cell.load
     measured = round(TURNS / (load.batch * known.turns.mean)) - WARM_UP_STEPS
     steps = WARM_UP_STEPS + (min(MOST_STEPS, max(FEWEST_STEPS, measured)) if cell.max_staleness else STEPS)
-    recipe = recipe_of(cell, shape, steps + 2, _update_s_per_token(cell, known))
+    recipe = recipe_of(cell, shape, steps + 2 * cell.max_staleness, _update_s_per_token(cell, known))
     asked: list[tuple[Profile, Progress]] = []
     policy = policy_of(recipe)
     policy = replace(
@@ -211,12 +218,12 @@ def truth_of(cell: Cell, shape: str, append_tokens: int, folder: Path | None) ->
         predictor=_Listening(asked, FluidPredictor()),
         space=replace(policy.space, append_tokens=(append_tokens,)),
     )
-    token_s = cell.time_scale * platform_for(cell).by_tp[load.tp].iterations.seconds(0, 2, load.context_tokens / 4)
-    path = _CriticalPath(workload, cell, token_s)
+    path = _path(cell, folder)
     sink = _Sink(asked, Moment.TRAINING_BEGAN if cell.max_staleness else Moment.TRAINING_FINISHED, path)
     simulate(recipe, sink, hidden=Hidden(workload=workload, time_scale=cell.time_scale, policy=policy))
     # At the end nothing more is admitted.
-    return sink.found[WARM_UP_STEPS - 1 : steps - 1]
+    first = WARM_UP_STEPS - 1
+    return sink.found[first : first + steps - WARM_UP_STEPS]
 
 
 def _update_s_per_token(cell: Cell, known: WorkloadProfile) -> float:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.special import betainc, ndtr, ndtri
 
-from pearl.core.distribution import Floats, squeezed
+from pearl.core.distribution import Distribution, Floats, squeezed
+from pearl.core.makespan import Ints
 from pearl.core.progress import Progress
 from pearl.core.workload import WorkloadProfile
 
@@ -30,7 +31,11 @@ _NODES, _WEIGHTS = (side / 2 for side in np.polynomial.legendre.leggauss(SLICES 
 COHORTS = 12
 """Different numbers of turns done that are told apart."""
 _TAIL = 6.0
-"""Deviations of a trajectory's length in turns beyond which everybody has ended."""
+"""Deviations of a trajectory's length in turns, and the longest turn, beyond which everybody has ended."""
+_LATTICE = 512
+"""Points for the lengths of trajectories."""
+_SHORTEST = 1e-6
+"""Of a lattice, in turns: where turns are all alike."""
 _PARTS = 8
 """That turns are cut into per round of finding those during which the batch may close."""
 _ROUNDS = 9
@@ -51,14 +56,11 @@ _SCORE_WEIGHTS = _SCORE_WEIGHTS / _SCORE_WEIGHTS.sum()
 class Pace:
     """How unlike turns are: long and short ones make a trajectory longer or shorter than its number of turns says.
 
-    A turn is a constant part and one that varies, skewed as waits are: the sum of the latter over the turns left is taken as
-    gamma-distributed. Nobody ends before the constant parts of all turns left have passed.
+    A turn takes what it generates, and what it waits, each drawn anew; both in units of a turn's mean duration.
     """
 
-    varying: float
-    """Share of a turn's mean duration that varies, 0 .. 1."""
-    cv: float
-    """Standard deviation over mean of that part, >= 0."""
+    generates: Distribution
+    waits: Distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,16 +100,14 @@ def drain_of(workload: WorkloadProfile, progress: Progress, pace: Pace) -> Drain
     weight /= weight.sum()
     laws = [_Ending(part.left, pace) for part in parts]
 
+    alike = workload.likeness * _explained(workload, pace)
+
     def closed(turns: Floats) -> Floats:
-        chances = [
-            part.closed(law.ended(turns), workload.likeness)
-            for part, law in zip(parts, laws, strict=True)
-            if part.needed
-        ]
+        chances = [part.closed(law.ended(turns), alike) for part, law in zip(parts, laws, strict=True) if part.needed]
         return np.asarray(np.prod(chances, axis=0))
 
     expected, spread = _close(closed, max(law.everybody for law in laws))
-    law = _Ending(left, pace)
+    law = laws[0] if len(laws) == 1 else _Ending(left, pace)
     first = min(1.0, expected)
     rest = expected - first
     at = np.concatenate(([first / 2], first + rest * (_NODES + 0.5)))
@@ -117,7 +117,8 @@ def drain_of(workload: WorkloadProfile, progress: Progress, pace: Pace) -> Drain
     population = np.maximum(share * max(progress.in_flight, 1), 1.0)
     # Who is within a turn has done half of it, on average; who begins now is at the start of one: half a turn less.
     begun = np.maximum(at - 0.5, np.where(at > first, 1.0, 0.0))[:, None]
-    turns_done = np.where(done == 0, begun, done + at[:, None])
+    # A long turn takes the time of many: nobody has done more of them than there are.
+    turns_done = np.minimum(np.where(done == 0, begun, done + at[:, None]), done + left)
     fresh = alive[0][done == 0].sum() / share[0]
     return Drain(
         turns=expected,
@@ -129,16 +130,28 @@ def drain_of(workload: WorkloadProfile, progress: Progress, pace: Pace) -> Drain
     )
 
 
-def joined(drain: Drain, coming: int) -> Drain:
-    """The same way to the close, with so many trajectories beside that begin on it and do not end before it."""
-    everyone = drain.population + coming
-    so_far = np.cumsum(drain.slice_turns) - drain.slice_turns / 2
+def joined(drain: Drain, workload: WorkloadProfile, pace: Pace, coming: int) -> Drain:
+    """The same way to the close, with so many trajectories beside that begin on it."""
+    at = np.cumsum(drain.slice_turns) - drain.slice_turns / 2
+    lengths, weight = np.array(workload.turns.values), np.array(workload.turns.weights)
+    alive = weight - weight * _Ending(lengths, pace).ended(at)
+    share = np.maximum(alive.sum(axis=1), 1e-12)
+    newcomers = coming * share
+    turns_done = (alive * np.minimum(at[:, None], lengths)).sum(axis=1) / share
+    everyone = drain.population + newcomers
     return replace(
         drain,
         population=everyone,
-        turns_done=(drain.population * drain.turns_done + coming * so_far) / everyone,
+        turns_done=(drain.population * drain.turns_done + newcomers * turns_done) / everyone,
         first_share=drain.first_share * drain.population / everyone,
     )
+
+
+def _explained(workload: WorkloadProfile, pace: Pace) -> float:
+    """Share of the variance of what trajectories take that lies in their numbers of turns, 0 .. 1."""
+    each = pace.generates.variance + pace.waits.variance
+    both = workload.turns.variance + workload.turns.mean * each
+    return workload.turns.variance / both if both > 0 else 0.0
 
 
 class _Part:
@@ -194,23 +207,54 @@ def _all_of(share: Floats, members: float, likeness: float) -> Floats:
 
 
 class _Ending:
-    """When trajectories with so many turns left end, on the clock of turns."""
+    """When trajectories with so many turns left end, on the clock of turns.
+
+    That is a sum of as many durations of turns, whose distribution is worked out on a lattice: the transform of a sum is the
+    power of the transform. So one very long wait among many short ones keeps its place in the tail. What every turn takes at least is
+    left out of the lattice, and exact.
+    """
 
     def __init__(self, left: Floats, pace: Pace) -> None:
-        """`left`: shape `[L]`, > 0."""
-        varying, cv = max(pace.varying, 1e-9), max(pace.cv, 1e-9)
-        self._constant, self._mean = left * (1 - varying), left * varying
-        # Of a gamma distribution of shape k the cube root of value over mean is about normal, with mean 1 - 1 / (9 k) and
-        # variance 1 / (9 k). Source: Wilson and Hilferty, 1931.
-        variance = cv**2 / left / 9
-        self._middle, self._deviation = 1 - variance, np.sqrt(variance)
-        self.everybody = float((self._constant + self._mean * (self._middle + _TAIL * self._deviation) ** 3).max())
+        """`left`: shape `[L]`, > 0; between whole numbers some trajectories have one turn more than others."""
+        parts = (pace.generates, pace.waits)
+        self._least = sum(part.values[0] for part in parts)
+        whole = np.floor(left)
+        self._more = left - whole
+        counts, places = np.unique(np.concatenate((whole, whole + 1)), return_inverse=True)
+        self._places, self._whole = places.reshape(2, -1), whole
+        most, mean = float(counts[-1]), sum(part.mean for part in parts) - self._least
+        deviation = math.sqrt(sum(part.variance for part in parts))
+        span = sum(part.largest for part in parts) - self._least
+        length = most * mean + _TAIL * deviation * math.sqrt(most) + span
+        self._step = max(length, _SHORTEST) / _LATTICE
+        transform = np.prod([np.fft.rfft(self._split(part)) for part in parts], axis=0)
+        logarithm = np.log(np.where(transform == 0, _LEAST, transform))
+        powers = np.exp(counts[:, None] * logarithm)
+        masses = np.fft.irfft(powers, _LATTICE, axis=1)
+        # Half of what is on a point of the lattice lies below it.
+        chances = np.clip(np.cumsum(masses, axis=1) - masses / 2, 0.0, 1.0)
+        self._chances = np.concatenate((np.zeros((len(counts), 1)), chances, np.ones((len(counts), 1))), axis=1)
+        self.everybody = most * self._least + length
 
     def ended(self, turns: Floats) -> Floats:
         """The chance that each has ended after so many turns, shape `[..., L]`."""
-        past = turns[..., None] - self._constant
-        root = np.cbrt(np.maximum(past, 0.0) / self._mean)
-        return np.asarray(ndtr((root - self._middle) / self._deviation) * (past > 0), dtype=np.float64)
+        fewer, more = (self._sum_below(turns, place, self._whole + extra) for extra, place in enumerate(self._places))
+        return np.asarray(fewer + (more - fewer) * self._more, dtype=np.float64)
+
+    def _sum_below(self, turns: Floats, place: Ints, count: Floats) -> Floats:
+        at = np.clip((turns[..., None] - count * self._least) / self._step + 1, 0.0, _LATTICE + 1.0)
+        low = np.minimum(at.astype(np.int64), _LATTICE)
+        below = self._chances[place, low]
+        return np.asarray(below + (self._chances[place, low + 1] - below) * (at - low), dtype=np.float64)
+
+    def _split(self, part: Distribution) -> Floats:
+        """Masses on the lattice, above the least value: those between two points are split, so that the mean stays."""
+        at = (np.array(part.values) - part.values[0]) / self._step
+        low = at.astype(np.int64)
+        weights = np.array(part.weights)
+        mass = np.bincount(low, weights=weights * (1 - (at - low)), minlength=_LATTICE + 1)
+        mass += np.bincount(low + 1, weights=weights * (at - low), minlength=_LATTICE + 1)
+        return np.asarray(mass[:_LATTICE], dtype=np.float64)
 
 
 def _close(closed: Callable[[Floats], Floats], most: float) -> tuple[float, float]:

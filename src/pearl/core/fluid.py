@@ -27,7 +27,6 @@ Source: mean value relations of a closed queueing network; M/D/1 waiting at pref
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -35,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pearl.core.curve import Curve, crossing
-from pearl.core.distribution import Floats
+from pearl.core.distribution import Floats, constant
 from pearl.core.drain import SLICES, Drain, Pace, drain_of, joined
 from pearl.core.makespan import SERVING_ROLES, Candidates, Forecast, Infeasible, Ints, Predictions, Profile
 from pearl.core.progress import Progress
@@ -71,7 +70,8 @@ class FluidPredictor:
 
     def forecast(self, profile: Profile, progress: Progress) -> Forecast:
         """Of one profile and progress."""
-        drain = drain_of(profile.workload, progress, _pace(profile))
+        pace, coming = _pace(profile), progress.coming
+        drain = drain_of(profile.workload, progress, pace)
         limits = _Limits(profile)
         network: _Network | None = None
         later: _Network | None = None
@@ -85,7 +85,8 @@ class FluidPredictor:
             if network is None or not network.knows(candidates.append_tokens):
                 bounds = np.union1d(candidates.append_tokens, self.bounds)
                 network = _Network(profile, drain, bounds)
-                later = _Network(profile, joined(drain, progress.coming), bounds) if progress.coming else None
+                if coming:
+                    later = _Network(profile, joined(drain, profile.workload, pace, coming), bounds)
             return self._predictions(network, later, candidates, progress, infeasible)
 
         return predict
@@ -112,7 +113,7 @@ class FluidPredictor:
                 slice_s = turn_s * drain.slice_turns
                 if later is not None:
                     joined_s = later.drain.population / later.rate(sides, fleets) * drain.slice_turns
-                    slice_s = _joined_s(slice_s, joined_s, later.refill_s(sides, fleets, progress.coming), progress)
+                    slice_s = _joined_s(slice_s, joined_s, later.refill_s(sides, fleets, drain, progress), progress)
                 close[block] = slice_s.sum(axis=1)
                 luck = drain.spread_turns * turn_s[:, -1]
                 error[block] = np.hypot(self.relative_error * close[block], luck)
@@ -235,15 +236,15 @@ class _Network:
         second = self._turns_per_s(sides[1], fleets, everyone - split, everyone * (other / (one + other)))
         return np.asarray((first + second).max(axis=-1), dtype=np.float64)
 
-    def refill_s(self, sides: Sequence[_Side], fleets: _Fleets, coming: int) -> Floats:
+    def refill_s(self, sides: Sequence[_Side], fleets: _Fleets, before: Drain, progress: Progress) -> Floats:
         """What it takes to compute the contexts in flight again under new weights, and the prompts of those who come: `[S, K]`.
 
         Where prefill and decode are apart, turns that are being generated are computed again where they are, and the others
         wait for prefill workers.
         """
-        s, population = self._stations, self.drain.population
-        context_tokens = (population - coming) * s.prefix
-        prompt_tokens = coming * self._prompt_tokens
+        s = self._stations
+        context_tokens = before.population * s.prefix
+        prompt_tokens = progress.coming * self._prompt_tokens
         if _Side.PAIRED in sides:
             f, (x, y) = self._decoding, (fleets.prefill[:, 0], fleets.decode[:, 0])
             there_s = f * context_tokens / y * s.prefill_token_s[fleets.decode_tp]
@@ -431,16 +432,15 @@ class _Limits:
 
 
 def _pace(profile: Profile) -> Pace:
-    """How turns vary on a worker of its own: whichever of decode and waits varies more, with the variance of both."""
+    """How turns vary on a worker of its own."""
     work, platform = profile.workload, profile.platform
     tp = platform.tps[0]
     context = work.context_tokens(work.turns.mean / 2)
     token_s = platform.by_tp[tp].iterations.seconds(0, 1, context) * platform.scale(tp)
-    # Nobody waits after the last turn.
-    decode_s, wait_s = work.generated_tokens.mean * token_s, work.env_s.mean * (1 - 1 / work.turns.mean)
-    deviations_s = decode_s * work.generated_tokens.cv, wait_s * work.env_s.cv
-    varies_s = wait_s if deviations_s[1] > deviations_s[0] else decode_s
-    turn_s = decode_s + wait_s + work.turn_overhead_s
-    if not varies_s:
-        return Pace(varying=0.0, cv=0.0)
-    return Pace(varying=varies_s / turn_s, cv=math.hypot(*deviations_s) / varies_s)
+    turn_s = work.generated_tokens.mean * token_s + work.env_s.mean
+    if turn_s <= 0:
+        return Pace(generates=constant(1.0), waits=constant(0.0))
+    return Pace(
+        generates=work.generated_tokens.scaled(token_s / turn_s) if token_s > 0 else constant(0.0),
+        waits=work.env_s.scaled(1 / turn_s),
+    )

@@ -4,8 +4,8 @@ Laws:
 
 - the profile moves once per training step, by the turns and trajectories that ended in it, and by what iterations took; nothing
   else is known of the world, in simulation either;
-- what is assumed before anything was seen counts as `PRIOR_TRAJECTORIES` trajectories, until the moving average is quicker:
-  a prior is a guess about some work, a step is the work.
+- what is assumed before anything was seen is dropped once `PRIOR_TRAJECTORIES` trajectories have ended within a step, and counts
+  as many until then: it is a guess about some work, a step is the work. Its tail would else stand in every slowest trajectory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pearl.records.journal import GroupEntry, JournalEntry, StepEntry, Trajector
 from pearl.records.trajectory import TrajectoryStatus
 
 PRIOR_TRAJECTORIES = 8
-"""Trajectories that a prior is worth. A choice: half a group of sixteen outweighs it."""
+"""Trajectories that a prior is worth. A choice: half a group of sixteen."""
 _WHOLE = frozenset(status.value for status in TrajectoryStatus if status.trainable)
 
 
@@ -50,7 +50,7 @@ class Tracker:
     """Of the engines; None: iterations take what the platform says."""
     ignored: int = 0
     """Numbers that were no use."""
-    known: float = PRIOR_TRAJECTORIES
+    known: int = 0
     """Trajectories behind the profile."""
     update_s: float = 0.0
     """What an update takes, publication included: a moving average; 0 before the first one."""
@@ -95,8 +95,11 @@ class Tracker:
             likeness=likeness_of([group for group in seen.groups if group]),
         )
         count = len(seen.turns)
-        share = max(self.share, count / (count + self.known))
-        self.known += count
+        known, self.known = self.known, self.known + count
+        if known < PRIOR_TRAJECTORIES:
+            share = 1.0 if count >= PRIOR_TRAJECTORIES else max(self.share, count / (count + PRIOR_TRAJECTORIES))
+        else:
+            share = max(self.share, count / (count + known))
         refitted = refit_workload(self.profile.workload, sample, share)
         self.ignored += refitted.ignored
         platform = self.profile.platform
