@@ -215,16 +215,15 @@ class _Ending:
     """
 
     def __init__(self, left: Floats, pace: Pace) -> None:
-        """`left`: shape `[L]`, > 0; between whole numbers some trajectories have one turn more than others."""
+        """`left`: shape `[L]`, > 0; what is beyond a whole number takes that part of a mean turn."""
         parts = (pace.generates, pace.waits)
-        self._least = sum(part.values[0] for part in parts)
+        least = sum(part.values[0] for part in parts)
         whole = np.floor(left)
-        self._more = left - whole
-        counts, places = np.unique(np.concatenate((whole, whole + 1)), return_inverse=True)
-        self._places, self._whole = places.reshape(2, -1), whole
-        most, mean = float(counts[-1]), sum(part.mean for part in parts) - self._least
+        self._sure = left - whole + whole * least
+        counts, self._place = np.unique(whole, return_inverse=True)
+        most, mean = float(counts[-1]), sum(part.mean for part in parts) - least
         deviation = math.sqrt(sum(part.variance for part in parts))
-        span = sum(part.largest for part in parts) - self._least
+        span = sum(part.largest for part in parts) - least
         length = most * mean + _TAIL * deviation * math.sqrt(most) + span
         self._step = max(length, _SHORTEST) / _LATTICE
         transform = np.prod([np.fft.rfft(self._split(part)) for part in parts], axis=0)
@@ -234,18 +233,14 @@ class _Ending:
         # Half of what is on a point of the lattice lies below it.
         chances = np.clip(np.cumsum(masses, axis=1) - masses / 2, 0.0, 1.0)
         self._chances = np.concatenate((np.zeros((len(counts), 1)), chances, np.ones((len(counts), 1))), axis=1)
-        self.everybody = most * self._least + length
+        self.everybody = float(self._sure.max()) + length
 
     def ended(self, turns: Floats) -> Floats:
         """The chance that each has ended after so many turns, shape `[..., L]`."""
-        fewer, more = (self._sum_below(turns, place, self._whole + extra) for extra, place in enumerate(self._places))
-        return np.asarray(fewer + (more - fewer) * self._more, dtype=np.float64)
-
-    def _sum_below(self, turns: Floats, place: Ints, count: Floats) -> Floats:
-        at = np.clip((turns[..., None] - count * self._least) / self._step + 1, 0.0, _LATTICE + 1.0)
+        at = np.clip((turns[..., None] - self._sure) / self._step + 1, 0.0, _LATTICE + 1.0)
         low = np.minimum(at.astype(np.int64), _LATTICE)
-        below = self._chances[place, low]
-        return np.asarray(below + (self._chances[place, low + 1] - below) * (at - low), dtype=np.float64)
+        below = self._chances[self._place, low]
+        return np.asarray(below + (self._chances[self._place, low + 1] - below) * (at - low), dtype=np.float64)
 
     def _split(self, part: Distribution) -> Floats:
         """Masses on the lattice, above the least value: those between two points are split, so that the mean stays."""
