@@ -20,7 +20,6 @@ import numpy as np
 from scipy.special import betainc, ndtr, ndtri
 
 from pearl.core.distribution import Distribution, Floats, squeezed
-from pearl.core.makespan import Ints
 from pearl.core.progress import Progress
 from pearl.core.workload import WorkloadProfile
 
@@ -210,8 +209,8 @@ class _Ending:
     """When trajectories with so many turns left end, on the clock of turns.
 
     That is a sum of as many durations of turns, whose distribution is worked out on a lattice: the transform of a sum is the
-    power of the transform. So one very long wait among many short ones keeps its place in the tail. What every turn takes at least is
-    left out of the lattice, and exact.
+    power of the transform. So one very long wait among many short ones keeps its place in the tail. What every turn takes at
+    least is left out of the lattice, and exact.
     """
 
     def __init__(self, left: Floats, pace: Pace) -> None:
