@@ -259,6 +259,7 @@ def asked_json(asked: Asked) -> Json:
             "due_groups": progress.due_groups,
             "coming": progress.coming,
             "coming_s": progress.coming_s,
+            "pause_s": progress.pause_s,
             "running": sorted(progress.running.items()),
             "due": sorted(progress.due.items()),
         },

@@ -123,12 +123,14 @@ class FluidPredictor:
 def _joined_s(slice_s: Floats, joined_s: Floats, refill_s: Floats, progress: Progress) -> Floats:
     """What slices take when others come on the way, shape `[S, K]`: as without them until then, and as with them after that.
 
-    In the slice in which they come new contexts are computed, for `refill_s`, shape `[S, K]`.
+    In the slice in which they come engines load weights, and new contexts are computed, for `refill_s`, shape `[S, K]`.
     """
     ends_s = np.cumsum(slice_s, axis=1)
-    left = np.clip((ends_s - progress.coming_s) / slice_s, 0.0, 1.0)
-    comes = (left > 0) & (ends_s - slice_s <= progress.coming_s)
-    return np.asarray((1 - left) * slice_s + left * joined_s + comes * refill_s, dtype=np.float64)
+    until_s = max(0.0, progress.coming_s - progress.pause_s)
+    left = np.clip((ends_s - until_s) / np.maximum(slice_s, 1e-12), 0.0, 1.0)
+    comes = (left > 0) & (ends_s - slice_s <= until_s)
+    stands_s = min(progress.pause_s, progress.coming_s) + refill_s
+    return np.asarray((1 - left) * slice_s + left * joined_s + comes * stands_s, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,10 +32,14 @@ class Progress:
     """Trajectories that begin beside them in `coming_s`, when the update under way has ended: for later batches."""
     coming_s: float = 0.0
     """Finite and >= 0. When they come, what is in flight then computes its contexts again under the new weights."""
+    pause_s: float = 0.0
+    """Of `coming_s` the end, in which engines load those weights and generate nothing; finite and >= 0."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.coming_s) and self.coming_s >= 0):
-            raise ProfileError(f"progress: coming_s: got {self.coming_s}, want a finite number >= 0")
+        for name in ("coming_s", "pause_s"):
+            seconds = getattr(self, name)
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise ProfileError(f"progress: {name}: got {seconds}, want a finite number >= 0")
         wants = (
             ("batch_trajectories", self.batch_trajectories, 1, None),
             ("unfinished", self.unfinished, 0, self.batch_trajectories),

@@ -231,7 +231,8 @@ class Scheduler:
         progress = self.progress()
         if progress.coming:
             under_way_s = self.now_s - self._began_s if self._training else 0.0
-            progress = replace(progress, coming_s=max(0.0, self.tracker.update_s - under_way_s))
+            left_s = max(0.0, self.tracker.update_s - under_way_s)
+            progress = replace(progress, coming_s=left_s, pause_s=min(left_s, self.tracker.publish_s))
         return Situation(
             profile=self.tracker.profile,
             progress=progress,

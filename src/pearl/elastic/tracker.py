@@ -54,6 +54,8 @@ class Tracker:
     """Trajectories behind the profile."""
     update_s: float = 0.0
     """What an update takes, publication included: a moving average; 0 before the first one."""
+    publish_s: float = 0.0
+    """Of that, publishing the weights and loading them into the engines, which stand still for most of it."""
     _seen: _Seen = field(default_factory=_Seen)
     _open: dict[str, list[float]] = field(default_factory=dict)
     """Group that has not ended -> turns of its trajectories that have."""
@@ -69,8 +71,9 @@ class Tracker:
                 self._seen.turns.append(float(entry.turns))
                 self._open.setdefault(entry.group, []).append(float(entry.turns))
             case StepEntry():
-                took_s = entry.train_s + entry.publish_s
-                self.update_s += (self.share if self.update_s else 1.0) * (took_s - self.update_s)
+                share = self.share if self.update_s else 1.0
+                self.update_s += share * (entry.train_s + entry.publish_s - self.update_s)
+                self.publish_s += share * (entry.publish_s - self.publish_s)
             case GroupEntry():
                 self._seen.groups.append(self._open.pop(entry.group, []))
             case _:

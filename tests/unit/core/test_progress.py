@@ -54,6 +54,7 @@ def test_the_edges_are_allowed(changes: dict[str, object]) -> None:
         ({"due": {77: 1}}, r"due: got 1 trajectories at turn 77, want 0\.\.0"),
         ({"coming": -1}, "coming: got -1, want >= 0"),
         ({"coming_s": -1.0}, r"coming_s: got -1\.0, want a finite number >= 0"),
+        ({"pause_s": math.nan}, "pause_s: got nan, want a finite number >= 0"),
         ({"coming_s": math.inf}, "coming_s: got inf, want a finite number >= 0"),
         ({"running": {-1: 2}}, "running: got 2 trajectories at turn -1, want numbers >= 0"),
         ({"running": {1: 1, 3: -2}}, "running: got -2 trajectories at turn 3, want numbers >= 0"),
