@@ -31,7 +31,7 @@ COHORTS = 12
 """Different numbers of turns done that are told apart."""
 _TAIL = 6.0
 """Deviations of a trajectory's length in turns, and the longest turn, beyond which everybody has ended."""
-_LATTICE = 512
+_LATTICE = 256
 """Points for the lengths of trajectories."""
 _SHORTEST = 1e-6
 """Of a lattice, in turns: where turns are all alike."""
