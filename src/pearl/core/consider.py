@@ -55,7 +55,7 @@ def policy_lines(policy: Policy, platform: Platform, budget: Budget, borrowed: i
     """The lines that a policy may choose from with so many borrowed workers."""
     lines: list[Line] = []
     if policy.shape is not None:
-        lines = _exactly(policy.shape, budget)
+        lines = _exactly(policy.shape, policy.space.append_tokens, budget)
     space = policy.space
     for fallback in (space, Space(tps=space.tps)):  # where a mode needs more workers than are left, any that can serve
         lines = lines or lines_of(platform, budget, fallback, borrowed)
@@ -280,8 +280,8 @@ def _like(target: Target, overlap_tp: int) -> Space:
     )
 
 
-def _exactly(shape: Shape, budget: Budget) -> list[Line]:
-    """A given shape, where there are GPUs for it."""
+def _exactly(shape: Shape, bounds: Sequence[int], budget: Budget) -> list[Line]:
+    """A given shape with these bounds of append-prefill, where there are GPUs for it."""
     # A larger worker takes the place of as many smaller ones as its GPUs would hold.
     for tp in {pool.tp for pool in shape.pools}:
         places = sum(pool.workers * -(-pool.tp // tp) for pool in shape.pools if pool.tp >= tp)
@@ -297,9 +297,10 @@ def _exactly(shape: Shape, budget: Budget) -> list[Line]:
             length=1,
             first=(prefill, decode, colocated),
             step=(0, 0, 0),
-            append_tokens=0,
+            append_tokens=bound,
             borrowed=0,
             second=int(only.second[0]),
             second_tp=int(only.second_tp[0]),
         )
+        for bound in bounds
     ]

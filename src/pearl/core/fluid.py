@@ -27,17 +27,15 @@ Source: mean value relations of a closed queueing network; M/D/1 waiting at pref
 from __future__ import annotations
 
 import enum
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from pearl.core.curve import Curve, crossing
-from pearl.core.distribution import Floats
-from pearl.core.drain import SLICES, Drain, Pace, drain_of
+from pearl.core.distribution import Floats, constant
+from pearl.core.drain import SLICES, Drain, Pace, drain_of, joined
 from pearl.core.makespan import SERVING_ROLES, Candidates, Forecast, Infeasible, Ints, Predictions, Profile
 from pearl.core.progress import Progress
 from pearl.core.state import Role
@@ -72,36 +70,67 @@ class FluidPredictor:
 
     def forecast(self, profile: Profile, progress: Progress) -> Forecast:
         """Of one profile and progress."""
-        drain = drain_of(profile.workload, progress, _pace(profile))
+        pace, coming = _pace(profile), progress.coming
+        drain = drain_of(profile.workload, progress, pace)
         limits = _Limits(profile)
         network: _Network | None = None
+        later: _Network | None = None
 
         def predict(candidates: Candidates) -> Predictions:
             infeasible = limits.broken(candidates)
             if drain is None:
                 nothing = np.zeros(len(candidates))
                 return Predictions(close_s=nothing, error_s=nothing, infeasible=infeasible)
-            nonlocal network
+            nonlocal network, later
             if network is None or not network.knows(candidates.append_tokens):
-                network = _Network(profile, drain, np.union1d(candidates.append_tokens, self.bounds))
-            return self._predictions(network, candidates, drain, infeasible)
+                bounds = np.union1d(candidates.append_tokens, self.bounds)
+                network = _Network(profile, drain, bounds)
+                if coming:
+                    later = _Network(profile, joined(drain, profile.workload, pace, coming), bounds)
+            return self._predictions(network, later, candidates, progress, infeasible)
 
         return predict
 
-    def _predictions(self, network: _Network, candidates: Candidates, drain: Drain, infeasible: Ints) -> Predictions:
+    def _predictions(
+        self,
+        network: _Network,
+        later: _Network | None,
+        candidates: Candidates,
+        progress: Progress,
+        infeasible: Ints,
+    ) -> Predictions:
+        """`later`: with those who are coming."""
         close, error = np.full(len(candidates), np.inf), np.full(len(candidates), np.inf)
         able = infeasible == Infeasible.NO
         has = _sides(candidates)
+        drain = network.drain
         for sides in _MIXES:
-            rate = partial(network.rate, sides)
             places = np.flatnonzero(able & np.all([has[side] == (side in sides) for side in _Side], axis=0))
             size = BLOCK if len(sides) == 1 else BLOCK // len(SPLITS)
             for block in (places[at : at + size] for at in range(0, len(places), size)):
-                turn_s = drain.population / rate(network.fleets(candidates, block))
-                close[block] = turn_s @ drain.slice_turns
+                fleets = network.fleets(candidates, block)
+                turn_s = drain.population / network.rate(sides, fleets)
+                slice_s = turn_s * drain.slice_turns
+                if later is not None:
+                    joined_s = later.drain.population / later.rate(sides, fleets) * drain.slice_turns
+                    slice_s = _joined_s(slice_s, joined_s, later.refill_s(sides, fleets, drain, progress), progress)
+                close[block] = slice_s.sum(axis=1)
                 luck = drain.spread_turns * turn_s[:, -1]
                 error[block] = np.hypot(self.relative_error * close[block], luck)
         return Predictions(close_s=close, error_s=error, infeasible=infeasible)
+
+
+def _joined_s(slice_s: Floats, joined_s: Floats, refill_s: Floats, progress: Progress) -> Floats:
+    """What slices take when others come on the way, shape `[S, K]`: as without them until then, and as with them after that.
+
+    In the slice in which they come engines load weights, and new contexts are computed, for `refill_s`, shape `[S, K]`.
+    """
+    ends_s = np.cumsum(slice_s, axis=1)
+    until_s = max(0.0, progress.coming_s - progress.pause_s)
+    left = np.clip((ends_s - until_s) / np.maximum(slice_s, 1e-12), 0.0, 1.0)
+    comes = (left > 0) & (ends_s - slice_s <= until_s)
+    stands_s = min(progress.pause_s, progress.coming_s) + refill_s
+    return np.asarray((1 - left) * slice_s + left * joined_s + comes * stands_s, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +191,9 @@ class _Network:
     """Rates of fleets along one drain."""
 
     def __init__(self, profile: Profile, drain: Drain, bounds: Ints) -> None:
-        self._drain, self._bounds, self._known = drain, bounds, set(bounds.tolist())
+        self.drain, self._bounds, self._known = drain, bounds, set(bounds.tolist())
+        self._prompt_tokens = profile.workload.prompt_tokens.mean
+        self._decoding = 1 / (1 + profile.workload.theta)
         self._stations = stations_of(profile.workload, profile.platform, drain, bounds)
         tps = profile.platform.tps
         # Tensor parallelisms of roles without workers may be unknown; any place will do.
@@ -197,7 +228,7 @@ class _Network:
 
     def rate(self, sides: Sequence[_Side], fleets: _Fleets) -> Floats:
         """Turns per second, shape `[S, K]`; of two sides each trajectory is on one."""
-        everyone = self._drain.population[:, None] * np.ones((len(fleets.append), 1, 1))
+        everyone = self.drain.population[:, None] * np.ones((len(fleets.append), 1, 1))
         if len(sides) == 1:
             return self._turns_per_s(sides[0], fleets, everyone, everyone)[..., 0]
         # Prefixes lie where there is room for them; trajectories go where that is fastest in all.
@@ -206,6 +237,24 @@ class _Network:
         first = self._turns_per_s(sides[0], fleets, split, everyone * (one / (one + other)))
         second = self._turns_per_s(sides[1], fleets, everyone - split, everyone * (other / (one + other)))
         return np.asarray((first + second).max(axis=-1), dtype=np.float64)
+
+    def refill_s(self, sides: Sequence[_Side], fleets: _Fleets, before: Drain, progress: Progress) -> Floats:
+        """What it takes to compute the contexts in flight again under new weights, and the prompts of those who come: `[S, K]`.
+
+        Where prefill and decode are apart, turns that are being generated are computed again where they are, and the others
+        wait for prefill workers.
+        """
+        s = self._stations
+        context_tokens = before.population * s.prefix
+        prompt_tokens = progress.coming * self._prompt_tokens
+        if _Side.PAIRED in sides:
+            f, (x, y) = self._decoding, (fleets.prefill[:, 0], fleets.decode[:, 0])
+            there_s = f * context_tokens / y * s.prefill_token_s[fleets.decode_tp]
+            queue_s = ((1 - f) * context_tokens + prompt_tokens) / x * s.prefill_token_s[fleets.prefill_tp]
+            return np.asarray(f * there_s + (1 - f) * queue_s, dtype=np.float64)
+        workers = (fleets.colocated + fleets.second)[:, 0]
+        token_s = s.prefill_token_s[fleets.colocated_tp]
+        return np.asarray((context_tokens + prompt_tokens) / workers * token_s, dtype=np.float64)
 
     def _turns_per_s(self, side: _Side, fleets: _Fleets, population: Floats, held: Floats) -> Floats:
         """Of populations, shape `[S, K, P]`; `held`: trajectories whose prefixes are, shape `[S, K, 1]`."""
@@ -280,7 +329,7 @@ class _Network:
     def _prefill_work(self, fleets: _Fleets, held: Floats, kept: Floats) -> _PrefillWork:
         s, tp, append = self._stations, fleets.prefill_tp, fleets.append
         reuse = _reuse(s.capacity[tp, None, None] * fleets.prefill, held * s.prefix[:, None])
-        first, appended = self._drain.first_share[:, None], s.appended[append, None, None]
+        first, appended = self.drain.first_share[:, None], s.appended[append, None, None]
         later = 1 - appended * kept
         handed = first + (1 - first) * later
         prefix = later * s.prefix[:, None]
@@ -385,16 +434,15 @@ class _Limits:
 
 
 def _pace(profile: Profile) -> Pace:
-    """How turns vary on a worker of its own: whichever of decode and waits varies more, with the variance of both."""
+    """How turns vary on a worker of its own."""
     work, platform = profile.workload, profile.platform
     tp = platform.tps[0]
     context = work.context_tokens(work.turns.mean / 2)
     token_s = platform.by_tp[tp].iterations.seconds(0, 1, context) * platform.scale(tp)
-    # Nobody waits after the last turn.
-    decode_s, wait_s = work.generated_tokens.mean * token_s, work.env_s.mean * (1 - 1 / work.turns.mean)
-    deviations_s = decode_s * work.generated_tokens.cv, wait_s * work.env_s.cv
-    varies_s = wait_s if deviations_s[1] > deviations_s[0] else decode_s
-    turn_s = decode_s + wait_s + work.turn_overhead_s
-    if not varies_s:
-        return Pace(varying=0.0, cv=0.0)
-    return Pace(varying=varies_s / turn_s, cv=math.hypot(*deviations_s) / varies_s)
+    turn_s = work.generated_tokens.mean * token_s + work.env_s.mean
+    if turn_s <= 0:
+        return Pace(generates=constant(1.0), waits=constant(0.0))
+    return Pace(
+        generates=work.generated_tokens.scaled(token_s / turn_s) if token_s > 0 else constant(0.0),
+        waits=work.env_s.scaled(1 / turn_s),
+    )

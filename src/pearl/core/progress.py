@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -23,13 +24,29 @@ class Progress:
     """How many of the live groups must complete for the batch to close, 0 .. live_groups."""
     running: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
     """Turns done -> unfinished trajectories of the live groups; those not begun yet have done 0."""
+    due_groups: int = 0
+    """How many of the needed groups must be in this batch, whichever complete first: staleness lets them wait no longer."""
+    due: Mapping[int, int] = field(default_factory=lambda: MappingProxyType({}))
+    """Of `running` those of due groups."""
+    coming: int = 0
+    """Trajectories that begin beside them in `coming_s`, when the update under way has ended: for later batches."""
+    coming_s: float = 0.0
+    """Finite and >= 0. When they come, what is in flight then computes its contexts again under the new weights."""
+    pause_s: float = 0.0
+    """Of `coming_s` the end, in which engines load those weights and generate nothing; finite and >= 0."""
 
     def __post_init__(self) -> None:
+        for name in ("coming_s", "pause_s"):
+            seconds = getattr(self, name)
+            if not (math.isfinite(seconds) and seconds >= 0):
+                raise ProfileError(f"progress: {name}: got {seconds}, want a finite number >= 0")
         wants = (
             ("batch_trajectories", self.batch_trajectories, 1, None),
             ("unfinished", self.unfinished, 0, self.batch_trajectories),
             ("live_groups", self.live_groups, 0, None),
             ("needed_groups", self.needed_groups, 0, self.live_groups),
+            ("coming", self.coming, 0, None),
+            ("due_groups", self.due_groups, 0, self.needed_groups),
         )
         for name, got, low, high in wants:
             if isinstance(got, bool) or not isinstance(got, int) or got < low or (high is not None and got > high):
@@ -38,6 +55,10 @@ class Progress:
         for turns, count in self.running.items():
             if not (isinstance(turns, int) and isinstance(count, int) and turns >= 0 and count >= 0):
                 raise ProfileError(f"progress: running: got {count} trajectories at turn {turns}, want numbers >= 0")
+        for turns, count in self.due.items():
+            most = self.running.get(turns, 0)
+            if not (isinstance(count, int) and 0 <= count <= most):
+                raise ProfileError(f"progress: due: got {count} trajectories at turn {turns}, want 0..{most}")
 
     @property
     def in_flight(self) -> int:
@@ -59,4 +80,6 @@ def fresh_batch(groups: int, group_size: int, *, batches: int = 1) -> Progress:
         live_groups=groups * batches,
         needed_groups=groups,
         running=MappingProxyType({0: trajectories * batches}),
+        due_groups=groups if batches == 1 else 0,
+        due=MappingProxyType({0: trajectories} if batches == 1 else {}),
     )

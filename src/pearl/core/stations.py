@@ -74,7 +74,7 @@ class Stations:
     capacity: Floats
     """KV of a worker in tokens, shape `[T]`."""
     apart_s: float
-    """Away from the engines per turn; nobody waits for the environment after the last turn."""
+    """Away from the engines per turn; the environment answers the last turn too, be it with the end."""
     hand_off_s: Floats
     """Per hand-off, shape `[T]`; 0 where it was not measured."""
     hand_off_token_s: Floats
@@ -121,7 +121,7 @@ def stations_of(workload: WorkloadProfile, platform: Platform, drain: Drain, bou
         prefix=prefix,
         lost_tokens=0.0 if platform.readback else workload.retained * generated,
         capacity=times.capacity,
-        apart_s=workload.env_s.mean * (1 - 1 / workload.turns.mean) + workload.turn_overhead_s,
+        apart_s=workload.env_s.mean + workload.turn_overhead_s,
         hand_off_s=np.array([end.fixed_s if end else 0.0 for end in ends]),
         hand_off_token_s=np.array(
             [end.s_per_byte * size if end else 0.0 for end, size in zip(ends, kv_bytes, strict=True)]

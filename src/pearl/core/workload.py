@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import numpy as np
+from scipy.special import ndtri
+
 from pearl.core.distribution import LARGEST, Distribution, Floats, distribution_of
 from pearl.errors import ProfileError
 
@@ -42,14 +45,17 @@ class WorkloadProfile:
     """Per turn beside engine and environment: encoding, calls."""
     theta: float = 0.0
     """Bubble ratio (1 - f) / f, f the mean share of trajectories that decode. Source: the paper, §4.2."""
+    likeness: float = 0.0
+    """Share of the variance of normal scores of turns per trajectory that attempts at one task have in common, 0 .. 1."""
 
     def __post_init__(self) -> None:
         if self.turns.values[0] < 1:
             raise ProfileError(f"workload: turns: got {self.turns.values[0]}, want >= 1")
         if self.generated_tokens.mean <= 0:
             raise ProfileError("workload: generated_tokens: got a mean of 0, want > 0")
-        if not 0 <= self.retained <= 1:
-            raise ProfileError(f"workload: retained: got {self.retained}, want 0..1")
+        for name in ("retained", "likeness"):
+            if not 0 <= (share := getattr(self, name)) <= 1:
+                raise ProfileError(f"workload: {name}: got {share}, want 0..1")
         for name in ("turn_overhead_s", "theta"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -91,6 +97,8 @@ class WorkloadSample:
     turn_overhead_s: float | None = None
     decoding_share: float | None = None
     """f: time trajectories spent decoding over the time that they were in flight, 0 .. 1."""
+    likeness: float | None = None
+    """As `likeness_of`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +120,27 @@ def bubble_ratio(decoding_share: float) -> float:
     return (1 - share) / share
 
 
+def likeness_of(groups: Sequence[Sequence[float]]) -> float | None:
+    """How alike values are within groups: the intraclass correlation of their normal scores, 0 .. 1; None: too few to tell.
+
+    Scores are those of mid-ranks, so that neither the tail nor ties decide. Source: one-way analysis of variance, random effects.
+    """
+    sizes = np.array([len(group) for group in groups], dtype=np.float64)
+    count, total = len(sizes), sizes.sum()
+    if count < 2 or total <= count:
+        return None
+    values = np.array([value for group in groups for value in group], dtype=np.float64)
+    unique, place, often = np.unique(values, return_inverse=True, return_counts=True)
+    if len(unique) < 2:
+        return None
+    scores = ndtri((np.cumsum(often) - often / 2) / total)[place]
+    sums = np.add.reduceat(scores, np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64))
+    between = float((sums**2 / sizes).sum() - scores.sum() ** 2 / total) / (count - 1)
+    within = float((scores**2).sum() - (sums**2 / sizes).sum()) / (total - count)
+    size = float(total - (sizes**2).sum() / total) / (count - 1)
+    return min(1.0, max(0.0, float((between - within) / (between + (size - 1) * within))))
+
+
 def refit_workload(profile: WorkloadProfile, sample: WorkloadSample, share: float) -> Refit:
     """The profile after a step; `share` (0 .. 1] is the weight of the new sample in the moving average."""
     ignored = 0
@@ -131,6 +160,7 @@ def refit_workload(profile: WorkloadProfile, sample: WorkloadSample, share: floa
         "retained": (profile.retained, sample.retained, 1.0, 1.0),
         "turn_overhead_s": (overhead, sample.turn_overhead_s, LARGEST, _limit(overhead)),
         "theta": (decoding, sample.decoding_share, 1.0, 1.0),
+        "likeness": (profile.likeness, sample.likeness, 1.0, 1.0),
     }
     for name, (had, new, high, limit) in scalars.items():
         if new is None:

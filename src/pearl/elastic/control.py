@@ -22,6 +22,7 @@ from pearl.core.state import (
 from pearl.elastic.executor import Executor
 from pearl.elastic.hands import Hands
 from pearl.elastic.loans import Loans
+from pearl.elastic.meter import Meter
 from pearl.elastic.rebuild import Rebuilder
 from pearl.elastic.scheduler import Scheduler
 from pearl.elastic.tracker import Tracker
@@ -83,6 +84,9 @@ class ElasticFleet:
         options = self.options
         scheduler = self._scheduler = self._make(context)
         scheduler.listen()
+        tracker = scheduler.tracker
+        meter = tracker.meter = Meter(workers=context.workers, profile=lambda: tracker.profile)
+        context.nursery.spawn(meter.run(), name="elastic: meter of iterations")
         context.workers.begin(manifest)
         for gpus in (options.reserved, options.training):
             if gpus:

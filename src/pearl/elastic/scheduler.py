@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pearl.core.decide import decide
 from pearl.core.decision import Decision, Moment, Situation
@@ -64,6 +64,8 @@ class Scheduler:
     _running: asyncio.Task[None] | None = None
     _stopped: bool = False
     _training: bool = False
+    _began_s: float = 0.0
+    """When the update under way began."""
     _finished_s: float | None = None
     _timer: asyncio.TimerHandle | None = None
     _failures: int = 0
@@ -146,7 +148,7 @@ class Scheduler:
         Raises:
             RunFailed: they do not, within `return_timeout_s`.
         """
-        began_s = self.now_s
+        began_s = self._began_s = self.now_s
         self._training, self.hands.loans.is_open = True, False
         self.tell(Moment.TRAINING_BEGAN)
         what = f"training step {version + 1}: borrowed GPUs"
@@ -226,9 +228,14 @@ class Scheduler:
     def situation(self) -> Situation:
         """What is known now beside the fleet's state."""
         since_s = None if self._training or self._finished_s is None else self.now_s - self._finished_s
+        progress = self.progress()
+        if progress.coming:
+            under_way_s = self.now_s - self._began_s if self._training else 0.0
+            left_s = max(0.0, self.tracker.update_s - under_way_s)
+            progress = replace(progress, coming_s=left_s, pause_s=min(left_s, self.tracker.publish_s))
         return Situation(
             profile=self.tracker.profile,
-            progress=self.progress(),
+            progress=progress,
             toggle=self.toggle,
             append_tokens=self.workers.router.append_tokens,
             leases=self.leases,

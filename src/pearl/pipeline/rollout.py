@@ -95,16 +95,32 @@ class Rollout:
         limits = self.limits
         if not self._begun:
             return fresh_batch(limits.groups_per_batch, limits.group_size, batches=limits.max_staleness + 1)
-        running = [live.run.unfinished for live in self._live.values() if live.group is None]
-        needed = max(0, limits.groups_per_batch - (len(self._live) - len(running)))
+        # The next batch is that of the version after all that were consumed.
+        version = self._consumed // limits.groups_per_batch
+        due: list[tuple[int, ...]] = []
+        others: list[tuple[int, ...]] = []
+        ready, room = 0, limits.groups_per_batch
+        for live in self._live.values():
+            is_due = live.run.admitted_version + limits.max_staleness <= version
+            room -= is_due
+            if live.group is None:
+                (due if is_due else others).append(live.run.unfinished)
+            elif not is_due:
+                ready += 1
         # The groups that are furthest on are taken for those that close it.
-        nearest = sorted(map(len, running))[:needed]
+        nearest = sorted(map(len, others))[: max(0, room - ready)]
+        # What the bound on staleness lets begin once the next version serves; until then it is the trainer's.
+        following = (version + limits.max_staleness + 1) * limits.groups_per_batch - self._consumed - len(self._live)
+        following = min(following, self.max_groups - self._consumed - len(self._live))
         return Progress(
             batch_trajectories=limits.groups_per_batch * limits.group_size,
-            unfinished=sum(nearest),
-            live_groups=len(running),
-            needed_groups=min(needed, len(running)),
-            running=Counter(turns for group in running for turns in group),
+            unfinished=sum(map(len, due)) + sum(nearest),
+            live_groups=len(due) + len(others),
+            needed_groups=len(due) + len(nearest),
+            running=Counter(turns for group in (*due, *others) for turns in group),
+            due_groups=len(due),
+            due=Counter(turns for group in due for turns in group),
+            coming=max(0, following) * limits.group_size,
         )
 
     def snapshot(self) -> RolloutProgress:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pearl.config.recipe import Recipe
+from pearl.core.policy import Policy
 from pearl.core.state import FleetState, Gpu, GpuOwner
 from pearl.elastic.control import ElasticFleet, ElasticOptions
 from pearl.errors import ConfigError, ProfileError
@@ -18,7 +19,7 @@ from pearl.pipeline.workers import Workers
 from pearl.ports import JournalSink, WorkerSpec
 from pearl.records.ids import GpuId, WeightVersion
 from pearl.report.live import StepReport
-from pearl.report.planning import fleet_of, policy_of, situation_of
+from pearl.report.planning import fleet_of, platform_of, policy_of, situation_of
 from pearl.report.totals import RunTotals
 from pearl.sim.availability import recorded_availability, synthetic_availability
 from pearl.sim.codec import SimCodec
@@ -35,6 +36,7 @@ from pearl.sim.settings import EngineSettings, EngineWorld
 from pearl.sim.tally import Tally
 from pearl.sim.trainer import SimTrainer, TrainTimes
 from pearl.sim.weights import SimWeightStore
+from pearl.sim.workload import Workload
 from pearl.virtual_time import Stall, VirtualLoop, rare_collections
 
 PUBLISH_BYTES_PER_S = 50e9
@@ -54,6 +56,18 @@ class NoCheckpoints:
         """Count it."""
         del version, progress
         self.saved += 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hidden:
+    """What a world has beside its recipe, unknown to whoever decides in it; the recipe says what is assumed."""
+
+    workload: Workload | None = None
+    """Trajectories; None: those of the recipe."""
+    time_scale: float = 1.0
+    """Iterations take so many times what the tables say, on all workers."""
+    policy: Policy | None = None
+    """Who decides; None: that of the recipe."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +116,15 @@ class _World:
 
     recipe: Recipe
     sink: JournalSink
+    hidden: Hidden = field(default_factory=Hidden)
     workers: list[Workers] = field(default_factory=list)
     injectors: tuple[FaultInjector, ...] = ()
 
     def __post_init__(self) -> None:
         recipe, simulation = self.recipe, self.recipe.simulation
+        hidden = self.hidden
+        self.platform = platform_of(recipe)
         situation = situation_of(recipe)
-        self.platform = situation.profile.platform
         fleet = fleet_of(recipe)
         self.trainer = SimTrainer(
             TrainTimes(
@@ -144,11 +160,13 @@ class _World:
             on_withdrawn=self._withdrawn,
         )
         self.pool = SimEnvironmentPool(
-            recipe.environment.slots, configured_workload(recipe.workload, seed=recipe.run.seed), seed=recipe.run.seed
+            recipe.environment.slots,
+            hidden.workload or configured_workload(recipe.workload, seed=recipe.run.seed),
+            seed=recipe.run.seed,
         )
         self.control = ElasticFleet(
             ElasticOptions(
-                policy=policy_of(recipe),
+                policy=hidden.policy or policy_of(recipe),
                 situation=situation,
                 reserved=_gpus(fleet, GpuOwner.RESERVED),
                 training=_gpus(fleet, GpuOwner.TRAINING),
@@ -199,7 +217,7 @@ class _World:
         return EngineSettings(
             profile=platform.by_tp[tp],
             limits=limits,
-            time_scale=platform.scale(tp),
+            time_scale=platform.scale(tp) * self.hidden.time_scale,
             max_context_tokens=self.recipe.engine.max_context_tokens,
         )
 
@@ -238,7 +256,7 @@ class _World:
 class Simulation:
     """One simulated run: made, run once, and told of, also where it ended early."""
 
-    def __init__(self, recipe: Recipe, sink: JournalSink | None = None) -> None:
+    def __init__(self, recipe: Recipe, sink: JournalSink | None = None, hidden: Hidden | None = None) -> None:
         """Read everything that the recipe names.
 
         Raises:
@@ -248,7 +266,7 @@ class Simulation:
         if not (recipe.fleet.reserved_gpus or recipe.fleet.external_gpus or recipe.fleet.training_gpus):
             raise ConfigError("[fleet]: got no GPUs, want reserved_gpus, external_gpus or training_gpus > 0")
         self._recipe = recipe
-        self._world = _World(recipe, sink if sink is not None else _Discard())
+        self._world = _World(recipe, sink if sink is not None else _Discard(), hidden or Hidden())
         self._totals = RunTotals()
         self._stalls: list[Stall] = []
         self._loop: VirtualLoop | None = None
@@ -285,7 +303,7 @@ class Simulation:
         began_s = world.source.began_s or 0.0
         is_open = recipe.simulation.availability is None and recipe.simulation.mean_external_gpus is None
         return Simulated(
-            policy=recipe.elastic.policy,
+            policy=world.control.options.policy.name,
             seconds=self.now_s,
             tally=world.tally,
             trainer_busy_s=world.trainer.busy_s,
@@ -344,7 +362,10 @@ async def _until(end_s: float, work: asyncio.Task[object]) -> float:
 
 
 def simulate(
-    recipe: Recipe, sink: JournalSink | None = None, step: Callable[[StepOutcome], None] | None = None
+    recipe: Recipe,
+    sink: JournalSink | None = None,
+    step: Callable[[StepOutcome], None] | None = None,
+    hidden: Hidden | None = None,
 ) -> Simulated:
     """Run a recipe on virtual time to its end; `step` hears of each training step.
 
@@ -352,7 +373,7 @@ def simulate(
         ConfigError, ProfileError, RunFailed: as `Simulation`.
     """
     told = step or (lambda _: None)
-    return Simulation(recipe, sink).run(lambda outcome, _: told(outcome))
+    return Simulation(recipe, sink, hidden).run(lambda outcome, _: told(outcome))
 
 
 def _ignore(_outcome: StepOutcome, _report: StepReport) -> None:

@@ -49,6 +49,13 @@ def test_the_edges_are_allowed(changes: dict[str, object]) -> None:
         ({"live_groups": -1}, "live_groups: got -1, want >= 0"),
         ({"needed_groups": -1}, r"needed_groups: got -1, want 0\.\.4"),
         ({"needed_groups": 5}, r"needed_groups: got 5, want 0\.\.4"),
+        ({"due_groups": 5}, r"due_groups: got 5, want 0\.\.\d"),
+        ({"due": {0: 10_000}}, r"due: got 10000 trajectories at turn 0, want 0\.\.\d+"),
+        ({"due": {77: 1}}, r"due: got 1 trajectories at turn 77, want 0\.\.0"),
+        ({"coming": -1}, "coming: got -1, want >= 0"),
+        ({"coming_s": -1.0}, r"coming_s: got -1\.0, want a finite number >= 0"),
+        ({"pause_s": math.nan}, "pause_s: got nan, want a finite number >= 0"),
+        ({"coming_s": math.inf}, "coming_s: got inf, want a finite number >= 0"),
         ({"running": {-1: 2}}, "running: got 2 trajectories at turn -1, want numbers >= 0"),
         ({"running": {1: 1, 3: -2}}, "running: got -2 trajectories at turn 3, want numbers >= 0"),
     ],
@@ -60,7 +67,7 @@ def test_refused_by_name(changes: dict[str, object], message: str) -> None:
 
 def test_a_fresh_batch() -> None:
     assert fresh_batch(4, 16) == Progress(
-        batch_trajectories=64, unfinished=64, live_groups=4, needed_groups=4, running={0: 64}
+        batch_trajectories=64, unfinished=64, live_groups=4, needed_groups=4, running={0: 64}, due_groups=4, due={0: 64}
     )
 
 

@@ -41,7 +41,14 @@ def test_progress_by_hand() -> None:
         )
         await stage.rollout.next_batch(ZERO)
         assert stage.rollout.batch_progress() == Progress(
-            batch_trajectories=4, unfinished=4, live_groups=2, needed_groups=2, running={2: 4}
+            batch_trajectories=4,
+            unfinished=4,
+            live_groups=2,
+            needed_groups=2,
+            running={2: 4},
+            due_groups=2,  # admitted under version 0: the step that begins at version 1 must have them
+            due={2: 4},
+            coming=4,
         )
 
     on_stage(test, behaviour=slow)
