@@ -176,7 +176,13 @@ def _played(sessions: Sessions, turns: Sequence[TurnEntry]) -> Played:
 
 
 def simulate(
-    sessions: Sessions, shape: str, profile: PlatformProfile, limits: Limits, how: Routing | None = None
+    sessions: Sessions,
+    shape: str,
+    profile: PlatformProfile,
+    limits: Limits,
+    how: Routing | None = None,
+    *,
+    time_scale: float = 1.0,
 ) -> Played:
     """Play sessions in the simulated world, on virtual time.
 
@@ -186,7 +192,7 @@ def simulate(
     stalls: list[Stall] = []
 
     async def work() -> Played:
-        settings = EngineSettings(profile=profile, limits=limits, kv_ttl_s=LONGEST_S)
+        settings = EngineSettings(profile=profile, limits=limits, time_scale=time_scale, kv_ttl_s=LONGEST_S)
         fleet = SimFleet(lambda _: settings, lambda _: NO_TIMES)
         workers = specs(shape)
         report = await fleet.start(workers, START_TIMEOUT_S)
