@@ -77,7 +77,10 @@ def main() -> None:
     logging.disable(logging.WARNING)
     asked = json.load(sys.stdin)
     with contextlib.redirect_stdout(sys.stderr):
-        answer = {"profiles": [_profile(one) for one in asked["profiles"]], "cells": [_cell(one) for one in asked["cells"]]}
+        answer = {
+            "profiles": [_profile(one) for one in asked["profiles"]],
+            "cells": [_cell(one) for one in asked["cells"]],
+        }
     json.dump(answer, sys.stdout)
 
 

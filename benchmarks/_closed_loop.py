@@ -157,7 +157,9 @@ async def play(sessions: Sessions, world: World, workers: Sequence[WorkerSpec], 
         )
         agents = [AgentLoop(ports, _attempt(number)) for number in range(len(sessions.scripts))]
         ended = await asyncio.gather(*(agent.run() for agent in agents))
-        faults = [f"{one.id}: {one.status.value}: {one.detail}" for one in ended if one.status is not TrajectoryStatus.DONE]
+        faults = [
+            f"{one.id}: {one.status.value}: {one.detail}" for one in ended if one.status is not TrajectoryStatus.DONE
+        ]
         if faults:
             raise EngineError(f"{len(faults)} of {len(ended)} sessions went wrong; the first: {faults[0]}")
         router.close()

@@ -26,9 +26,9 @@ from pearl.core.profile import HandOff, IterationTimes, PlatformProfile
 from pearl.core.shape import parse_shape
 from pearl.core.state import Role
 from pearl.errors import EngineError
+from pearl.silicon.tables import silicon_profiles
 from pearl.sim.limits import Limits
 from pearl.sim.script import ScriptTurn
-from pearl.silicon.tables import silicon_profiles
 
 VERSION = "0.13.0.dev202610270000000085"
 BACKEND, BACKEND_VERSION = "vllm", "0.24.0"
@@ -91,7 +91,12 @@ def cells(*, quick: bool) -> list[Cell]:
         for shape, value in zip(shapes, values, strict=True)
     ]
     if quick:
-        return [reference[0], reference[1], reference[4], Cell(gpu="h100", shape="1P1D", at_once=8, sessions=16, turns=4)]
+        return [
+            reference[0],
+            reference[1],
+            reference[4],
+            Cell(gpu="h100", shape="1P1D", at_once=8, sessions=16, turns=4),
+        ]
     more = [
         Cell(model=model, gpu=gpu, shape=shape, at_once=24, sessions=72, turns=turns, wait_s=wait, **tokens)
         for model in MODELS
@@ -106,7 +111,9 @@ def cells(*, quick: bool) -> list[Cell]:
     ]
     sizes = [
         Cell(gpu="h100", shape="8C", at_once=64, sessions=192, turns=8, wait_s=2.0),
-        Cell(gpu="h100", shape="1P7D", at_once=64, sessions=192, turns=8, new_tokens=256, output_tokens=384, wait_s=2.0),
+        Cell(
+            gpu="h100", shape="1P7D", at_once=64, sessions=192, turns=8, new_tokens=256, output_tokens=384, wait_s=2.0
+        ),
         Cell(gpu="h200", shape="2C", at_once=128, sessions=256, turns=6, new_tokens=512, output_tokens=256, wait_s=1.0),
         Cell(gpu="h200", shape="4C", at_once=16, sessions=48, turns=20, new_tokens=694, output_tokens=223, wait_s=3.0),
         Cell(gpu="h200", shape="4C", at_once=50, sessions=150, wait_s=1.0),
@@ -172,7 +179,12 @@ def ask(python: str, question: Mapping[str, Any]) -> dict[str, Any]:
     """
     script = Path(__file__).with_name("_aisimulate.py")
     done = subprocess.run(
-        [python, str(script)], input=json.dumps(question), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        [python, str(script)],
+        input=json.dumps(question),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     if done.returncode:
         raise RuntimeError(f"{python} {script.name} ended with status {done.returncode}:\n{done.stderr[-2000:]}")
@@ -200,9 +212,7 @@ def profile_from(shipped: PlatformProfile, table: Mapping[str, Any]) -> Platform
 def ours(cell: Cell, profile: PlatformProfile) -> Played:
     """A cell in the simulated world."""
     turns = [ScriptTurn(cell.new_tokens, cell.output_tokens, cell.wait_s)] * cell.turns
-    limits = Limits(
-        max_sequences=MAX_SEQUENCES, chunk_tokens=MAX_BATCHED_TOKENS, iteration_tokens=MAX_BATCHED_TOKENS
-    )
+    limits = Limits(max_sequences=MAX_SEQUENCES, chunk_tokens=MAX_BATCHED_TOKENS, iteration_tokens=MAX_BATCHED_TOKENS)
     sessions = alike(cell.at_once, cell.sessions, turns)
     return simulate(sessions, cell.shape, profile, limits, Routing(readback=False, append_prefill_tokens=0))
 
@@ -272,7 +282,9 @@ def line_of(one: Compared) -> str:
     ]
     error = "-" if one.error is None else f"{one.error:+.1%}"
     verdict = f"excluded: {one.excluded}" if one.excluded else ""
-    return f"{one.cell!s}  {' '.join(numbers)} {error:>7}  {one.peer_reuse:5.2f} {one.ours_reuse:5.2f}  {verdict}".rstrip()
+    return (
+        f"{one.cell!s}  {' '.join(numbers)} {error:>7}  {one.peer_reuse:5.2f} {one.ours_reuse:5.2f}  {verdict}".rstrip()
+    )
 
 
 def checks_of(found: Iterable[Compared]) -> list[Check]:
@@ -296,7 +308,9 @@ def checks_of(found: Iterable[Compared]) -> list[Check]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peer_aisimulate", description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="four cells")
-    parser.add_argument("--peer-python", default=sys.executable, help="a Python that has AISimulate (default: this one)")
+    parser.add_argument(
+        "--peer-python", default=sys.executable, help="a Python that has AISimulate (default: this one)"
+    )
     options = parser.parse_args(arguments)
     if not has_peer(options.peer_python):
         print(INSTALL, file=sys.stderr)

@@ -221,7 +221,9 @@ def measured_profile(model: Path, out: Path, *, quick: bool) -> PlatformProfile:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with status {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} ended with status {done.returncode}:\n{(done.stdout + done.stderr)[-2000:]}"
+        )
     return parse_profile(out.read_text(encoding="utf-8"), str(out))
 
 
