@@ -1,0 +1,388 @@
+"""The simulated world, watched: what its ports see, noted beside what they do, for oracles that believe nobody's own counters."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TypeVar
+from unittest import mock
+
+from pearl.config.recipe import Recipe
+from pearl.core.decision import Situation
+from pearl.core.state import GpuOwner
+from pearl.elastic.control import ElasticFleet
+from pearl.errors import EngineError, RunFailed
+from pearl.pipeline.concurrency import guard
+from pearl.pipeline.training_loop import StepOutcome
+from pearl.ports import Notice, StartReport, WorkerSpec
+from pearl.records.ids import GpuId, TaskId, WeightVersion, WorkerId
+from pearl.records.journal import JournalEntry, StepEntry
+from pearl.records.training import TrainingBatch, TrainReport
+from pearl.records.trajectory import Task
+from pearl.report.live import StepReport
+from pearl.report.planning import situation_of
+from pearl.sim import simulate as simulate_module
+from pearl.sim.disturbances import AnyWorker
+from pearl.sim.environment import EnvironmentFaultKind, SimEnvironment, SimEnvironmentPool, Workload
+from pearl.sim.faults import Fault, FaultInjector
+from pearl.sim.fleet import SimFleet
+from pearl.sim.gpu_source import SimGpuSource
+from pearl.sim.leases import Availability
+from pearl.sim.simulate import Simulated, Simulation, _World
+from pearl.sim.trainer import SimTrainer, TrainTimes
+from pearl.virtual_time import Stall, VirtualLoop
+
+Entry = TypeVar("Entry", bound=JournalEntry)
+
+LONGEST_S = 20_000.0
+"""A run that takes longer waits for something that does not come."""
+SETTLE_S = 20.0
+"""In which whatever the end of rollout leaves running must have ended."""
+MOMENT_S = 1e-6
+"""In which what is told at a time has been heard."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """What was seen from outside."""
+
+    wrong: list[str] = field(default_factory=list)
+    """What must not be, as it was seen."""
+    batches: list[TrainingBatch] = field(default_factory=list)
+    """Trained to the end, in order."""
+    opened: dict[TaskId, int] = field(default_factory=dict)
+    """Environments that were asked for."""
+    hung: int = 0
+    """Environments that do not answer now."""
+    stalls: list[tuple[Stall, str]] = field(default_factory=list)
+    """With what of the schedule explains it, or nothing."""
+    returns_s: list[float] = field(default_factory=list)
+    """From a complete batch until it is trained on: what the trainer waits for its GPUs."""
+    borrowed: int = 0
+    """Loans of GPUs of the trainer, by the trainer's own ledger."""
+    withdrawals: list[tuple[float, int, bool]] = field(default_factory=list)
+    """`(time, GPUs that the job had, with notice)`."""
+    settled: bool = False
+    """The end of the run was looked at."""
+    at_end: tuple[str, ...] = ()
+    """What was left over."""
+
+
+class WatchedTrainer(SimTrainer):
+    """Looks who is on its GPUs when it trains."""
+
+    watch: Watch
+    fleet: WatchedFleet
+    gpus: frozenset[GpuId] = frozenset()
+
+    async def train(self, batch: TrainingBatch) -> TrainReport:
+        self._look("begins")
+        report = await super().train(batch)
+        self._look("ends")
+        self.watch.batches.append(batch)
+        return report
+
+    def _look(self, when: str) -> None:
+        used = sorted(self.gpus.intersection(self.fleet.used_gpus()))
+        if used or self.lent:
+            self.watch.wrong.append(f"training {when} with {used} in use by rollout, {list(self.lent)} lent")
+
+
+class WatchedFleet(SimFleet):
+    """Notes who is asked onto GPUs that somebody has, or that nobody has any more."""
+
+    watch: Watch
+    taken: dict[GpuId, None]
+    """External GPUs that are gone."""
+
+    def used_gpus(self) -> Mapping[GpuId, WorkerId]:
+        return self._used_gpus()
+
+    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float) -> StartReport:
+        if found := self._conflicts(specs):
+            self.watch.wrong.append(f"start where it cannot be: {found}")
+        return await super().start(specs, timeout_s)
+
+    async def wake(self, workers: Sequence[WorkerId]) -> None:
+        try:
+            await super().wake(workers)
+        except EngineError as error:
+            self.watch.wrong.append(str(error))
+            raise
+
+
+class _WatchedEnvironment(SimEnvironment):
+    __slots__ = ()
+
+    async def _fail(self, kind: EnvironmentFaultKind) -> None:
+        watch = self._pool.watch  # type: ignore[attr-defined]
+        watch.hung += kind is EnvironmentFaultKind.HANG
+        try:
+            await super()._fail(kind)
+        finally:
+            watch.hung -= kind is EnvironmentFaultKind.HANG
+
+
+class WatchedPool(SimEnvironmentPool):
+    """Counts who asks, and who hangs."""
+
+    watch: Watch
+
+    async def open(self, task: Task) -> SimEnvironment:
+        self.watch.opened[task.id] = self.watch.opened.get(task.id, 0) + 1
+        environment = await super().open(task)
+        environment.__class__ = _WatchedEnvironment
+        return environment
+
+
+class WatchedControl(ElasticFleet):
+    """Takes the time of returns; lets the run settle before its workers end."""
+
+    watch: Watch
+    settle: Callable[[], tuple[str, ...]]
+
+    async def training_begin(self, version: WeightVersion) -> None:
+        began_s = asyncio.get_running_loop().time()
+        await super().training_begin(version)
+        self.watch.returns_s.append(asyncio.get_running_loop().time() - began_s)
+
+    async def stop(self) -> None:
+        await super().stop()
+        if self._scheduler is not None and not self.watch.settled:
+            self.watch.settled = True
+            await asyncio.sleep(SETTLE_S)
+            self.watch.at_end = self.settle()
+
+
+class Entries:
+    """A journal in memory."""
+
+    def __init__(self) -> None:
+        self.all: list[JournalEntry] = []
+
+    def write(self, entry: JournalEntry) -> None:
+        self.all.append(entry)
+
+    async def flush(self) -> None:
+        """It is there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What a recipe does not say."""
+
+    workload: Workload
+    faults: tuple[Fault, ...] = ()
+    availability: Availability = ()
+    times: TrainTimes
+    change_options: Callable[[ElasticFleet], None] = lambda _: None
+
+
+_conditions: list[Conditions] = []
+"""Of the world that is being made: `Simulation` makes it from a recipe alone."""
+
+
+class WatchedWorld(_World):
+    """The simulated ports, each with an eye on it."""
+
+    def __post_init__(self) -> None:
+        self.conditions = _conditions[-1]
+        self.watch = watch = Watch()
+        super().__post_init__()
+        self.trainer.times = self.conditions.times
+        self.pool._workload = self.conditions.workload  # what the seed of a run draws, these are given
+        self.trainer.__class__, self.fleet.__class__ = WatchedTrainer, WatchedFleet
+        self.pool.__class__ = WatchedPool
+        trainer, fleet, pool, control = self.watched
+        trainer.watch = fleet.watch = pool.watch = control.watch = watch
+        trainer.fleet, fleet.taken = fleet, {}
+        trainer.gpus = frozenset(gpu.id for gpu in control.options.training)
+        control.settle = self._left
+        self.conditions.change_options(control)
+        push = self.source.push
+
+        def pushed(event: object) -> None:
+            if isinstance(event, Notice):
+                self._noticed.update(dict.fromkeys(event.gpus, event.deadline_s))
+            push(event)  # type: ignore[arg-type]
+
+        self._noticed: dict[GpuId, float] = {}
+        self.source.push = pushed  # type: ignore[method-assign]
+
+    @property
+    def watched(self) -> tuple[WatchedTrainer, WatchedFleet, WatchedPool, WatchedControl]:
+        """The ports as what they are."""
+        found = (self.trainer, self.fleet, self.pool, self.control)
+        return found  # type: ignore[return-value]
+
+    def _availability(self) -> Availability:
+        return self.conditions.availability
+
+    def _injectors(self) -> tuple[FaultInjector, ...]:
+        return (
+            FaultInjector(
+                faults=self.conditions.faults, fleet=AnyWorker(self.fleet), environments=self.pool, source=self.source
+            ),
+        )
+
+    def _withdrawn(self, gpus: tuple[GpuId, ...]) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self.watch.withdrawals.append((now_s, len(gpus), all(gpu in self._noticed for gpu in gpus)))
+        super()._withdrawn(gpus)
+        asyncio.get_running_loop().call_later(MOMENT_S, self._look, gpus)
+
+    def _look(self, gpus: tuple[GpuId, ...]) -> None:
+        gone = [gpu for gpu in gpus if gpu not in self.source.held]
+        used = self.watched[1].used_gpus()
+        if left := {gpu: used[gpu] for gpu in gone if gpu in used}:
+            self.watch.wrong.append(f"GPUs that are gone are in use: {left}")
+
+    def explain(self) -> str:
+        """What of the schedule explains that nothing goes on now; empty: nothing does."""
+        if self.watch.hung:
+            return "an environment hangs"
+        if hung := [worker for worker, engine in self.fleet.engines.items() if engine.is_hung]:
+            return f"workers {hung} hang"
+        fleet = self.recipe.fleet
+        policy = self.control.options.policy
+        here = len(self.source.available) if policy.external else 0
+        most = max(fleet.reserved_gpus, here)
+        return "no GPUs" if most < min(fleet.tp) else ""
+
+    def _left(self) -> tuple[str, ...]:
+        """What is left of requests, memory, environments and transfers when rollout has ended a while ago."""
+        found: list[str] = []
+        for worker, engine in sorted(self.fleet.engines.items()):
+            if engine.is_hung:
+                continue
+            requests, held = list(engine._roster.requests), engine._cache.held_tokens
+            if requests or held:
+                found.append(f"worker {worker}: requests {requests}, {held} tokens held")
+        if self.pool.open_now:
+            found.append(f"{self.pool.open_now} environments open")
+        return tuple(found)
+
+
+class WatchedSimulation(Simulation):
+    """A simulated run under watch."""
+
+    def _new_loop(self) -> VirtualLoop:
+        self._loop = VirtualLoop(on_stall=self._stalled)
+        return self._loop
+
+    def _stalled(self, stall: Stall) -> None:
+        self._stalls.append(stall)
+        self.world.watch.stalls.append((stall, self.world.explain()))
+
+    @property
+    def world(self) -> WatchedWorld:
+        """Its ports."""
+        assert isinstance(self._world, WatchedWorld)
+        return self._world
+
+    async def _work(self, step: Callable[[StepOutcome, StepReport], None]) -> float:
+        async with guard(LONGEST_S, "the whole run"):
+            try:
+                return await super()._work(step)
+            finally:
+                self._look()
+
+    def _look(self) -> None:
+        """What is there when everything has ended."""
+        loop, world, watch = self._loop, self.world, self.world.watch
+        assert loop is not None
+        watch.borrowed = sum(what == "lend" for _, what, _ in world.trainer.loans)
+        tasks = sorted(task.get_name() for task in asyncio.all_tasks(loop) if task is not asyncio.current_task())
+        fleet = world.fleet
+        left = {
+            "tasks": tasks,
+            "workers": sorted(fleet.engines),
+            "starts": sorted(fleet._starting),
+            "environments": world.pool.open_now,
+            "transfers": world.store._network.active if hasattr(world.store, "_network") else 0,
+            "guards": [w for _, _, t in loop._guards.heap if not t.cancelled() and (w := t.waiter) != "the whole run"],
+        }
+        watch.wrong += [f"left at the end: {name}: {what}" for name, what in left.items() if what]
+
+
+@cache
+def _situation(recipe: str) -> Situation:
+    """Made once for recipes that are alike: shaping a prior takes longer than a run."""
+    return situation_of(Recipe.model_validate_json(recipe))
+
+
+def _known_situation(recipe: Recipe) -> Situation:
+    alike = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": 0})})
+    return _situation(alike.model_dump_json())
+
+
+@dataclass(slots=True)
+class Run:
+    """One run, before and after."""
+
+    seed: int
+    recipe: Recipe
+    conditions: Conditions
+    simulation: WatchedSimulation
+    journal: Entries
+    result: Simulated | None = None
+    failure: RunFailed | None = None
+
+    @property
+    def world(self) -> WatchedWorld:
+        """Its ports."""
+        return self.simulation.world
+
+    @property
+    def watch(self) -> Watch:
+        """What was seen."""
+        return self.world.watch
+
+    @property
+    def applied(self) -> list[tuple[float, Fault]]:
+        """Faults that hit something."""
+        return [fault for injector in self.world.injectors for fault in injector.applied]
+
+    def of(self, kind: type[Entry]) -> list[Entry]:
+        """Journal entries of a kind, in order."""
+        return [entry for entry in self.journal.all if type(entry) is kind]
+
+    def play(self) -> Run:
+        """Run to the end, or to where it fails with a reason."""
+        try:
+            self.result = self.simulation.run()
+        except RunFailed as error:
+            self.failure = error
+        return self
+
+    @property
+    def steps(self) -> list[StepEntry]:
+        """Training steps."""
+        return self.of(StepEntry)
+
+    @property
+    def borrowable(self) -> bool:
+        """Whether there is anything that rollout may borrow."""
+        return any(gpu.owner is GpuOwner.TRAINING for gpu in self.world.control.options.training)
+
+
+
+
+def make_run(seed: int, recipe: Recipe, conditions: Conditions) -> Run:
+    """A run that can be watched."""
+    journal = Entries()
+    _conditions.append(conditions)
+    try:
+        with (
+            mock.patch.object(simulate_module, "_World", WatchedWorld),
+            mock.patch.object(simulate_module, "ElasticFleet", WatchedControl),
+            mock.patch.object(simulate_module, "situation_of", _known_situation),
+        ):
+            simulation = WatchedSimulation(recipe, journal)
+    finally:
+        _conditions.pop()
+    return Run(seed, recipe, conditions, simulation, journal)
+
+
