@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
 from unittest import mock
 
 from pearl.config.recipe import Recipe
 from pearl.core.decision import Situation
+from pearl.core.progress import fresh_batch
 from pearl.core.state import GpuOwner
 from pearl.elastic.control import ElasticFleet
 from pearl.errors import EngineError, RunFailed
@@ -192,7 +193,6 @@ class WatchedWorld(_World):
         self.watch = watch = Watch()
         super().__post_init__()
         self.trainer.times = self.conditions.times
-        self.pool._workload = self.conditions.workload  # what the seed of a run draws, these are given
         self.trainer.__class__, self.fleet.__class__ = WatchedTrainer, WatchedFleet
         self.pool.__class__ = WatchedPool
         trainer, fleet, pool, control = self.watched
@@ -314,8 +314,25 @@ def _situation(recipe: str) -> Situation:
 
 
 def _known_situation(recipe: Recipe) -> Situation:
-    alike = recipe.model_copy(update={"run": recipe.run.model_copy(update={"seed": 0})})
-    return _situation(alike.model_dump_json())
+    """Of what it is made of: work, platform, and how much of it a batch is."""
+    rollout = recipe.rollout
+    limits = Recipe.model_validate(
+        {
+            "model": recipe.model,
+            "environment": recipe.environment,
+            "rollout": {"max_turns": rollout.max_turns, "max_context_tokens": rollout.max_context_tokens},
+            "fleet": {name: getattr(recipe.fleet, name) for name in ("gpus_per_node", "tp", "overlap_tp")},
+            "workload": recipe.workload,
+            "platform": recipe.platform,
+        }
+    )
+    batches = rollout.max_staleness + 1
+    progress = fresh_batch(rollout.groups_per_batch, rollout.group_size, batches=batches)
+    return replace(_situation(limits.model_dump_json()), progress=progress)
+
+
+def _given(*_: object, **__: object) -> Workload:
+    return _conditions[-1].workload
 
 
 @dataclass(slots=True)
@@ -379,6 +396,7 @@ def make_run(seed: int, recipe: Recipe, conditions: Conditions) -> Run:
             mock.patch.object(simulate_module, "_World", WatchedWorld),
             mock.patch.object(simulate_module, "ElasticFleet", WatchedControl),
             mock.patch.object(simulate_module, "situation_of", _known_situation),
+            mock.patch.object(simulate_module, "configured_workload", _given),
         ):
             simulation = WatchedSimulation(recipe, journal)
     finally:
