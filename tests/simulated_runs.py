@@ -28,8 +28,8 @@ from tests.elastic_runs import POLICIES, Moody
 from tests.simulated_oracles import findings
 from tests.simulated_world import Conditions, Run, make_run
 
-TIMES_S = 300.0
-"""Within which things happen."""
+TIMES_S = (60.0, 120.0, 300.0)
+"""Within one of which things happen: most runs take 40 .. 250 s."""
 
 
 @dataclass(slots=True)
@@ -59,9 +59,9 @@ class Scripts:
 
 def random_recipe(rng: Random, seed: int) -> Recipe:
     """A small fleet under any policy."""
-    policy, elastic = rng.choice(POLICIES)
+    policy, elastic = rng.choice((*POLICIES, POLICIES[0], POLICIES[0]))
     tps = [1] if policy == "static" else rng.choice(([1], [1], [1, 2], [2]))
-    reserved = rng.choice((0, 2, 2, 4))
+    reserved = rng.choice((2, 4) if policy == "roll" else (0, 2, 2, 4))
     return fake_recipe(
         run={"steps": rng.randint(2, 4), "seed": seed},
         rollout={
@@ -83,7 +83,7 @@ def random_recipe(rng: Random, seed: int) -> Recipe:
             "gpus_per_node": 4,
             "reserved_gpus": reserved,
             "training_gpus": rng.choice((0, 2, 2, 4)),
-            "external_gpus": rng.choice((2, 4)) if reserved == 0 else rng.choice((0, 2, 4)),
+            "external_gpus": rng.choice((2, 4)) if reserved == 0 else rng.choice((0, 2, 4, 4)),
             "tp": tps,
             "overlap_tp": rng.choice(tps),
             "hybrid": rng.random() < 0.3,
@@ -109,12 +109,12 @@ def random_recipe(rng: Random, seed: int) -> Recipe:
     )
 
 
-def random_faults(rng: Random) -> tuple[Fault, ...]:
+def random_faults(rng: Random, within_s: float) -> tuple[Fault, ...]:
     """Any number of anything, at any time, also several at once."""
     kinds = [kind for kind in FaultKind if rng.random() < 0.6]
     faults = []
     for _ in range(rng.choice((0, 2, 5, 10, 20)) if kinds else 0):
-        at_s = rng.uniform(0.0, TIMES_S)
+        at_s = rng.uniform(0.0, within_s)
         faults.append(
             Fault(
                 at_s=float(round(at_s, -1)) if rng.random() < 0.3 else at_s,
@@ -129,19 +129,19 @@ def random_faults(rng: Random) -> tuple[Fault, ...]:
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
-def random_availability(rng: Random, most: int) -> Availability:
+def random_availability(rng: Random, most: int, within_s: float) -> Availability:
     """GPUs that come and go; some are there in the end, as a run needs some."""
     if not most:
         return ()
-    times = sorted({round(rng.uniform(0.0, TIMES_S), rng.choice((0, 3))) for _ in range(rng.randint(0, 5))})
+    times = sorted({round(rng.uniform(0.0, within_s), rng.choice((0, 3))) for _ in range(rng.randint(0, 6))})
     levels = [(at_s, rng.randint(0, most)) for at_s in times if at_s > 0]
-    return ((0.0, rng.choice((0, most, most))), *levels, (TIMES_S + 50.0, most))
+    return ((0.0, rng.choice((0, most, most))), *levels, (within_s + 50.0, most))
 
 
 def random_run(seed: int) -> Run:
     """One seed, one schedule."""
     rng = Random(derive_seed("simulated world", seed))
-    recipe = random_recipe(rng, seed)
+    recipe, within_s = random_recipe(rng, seed), rng.choice(TIMES_S)
     moody, close_s, lease_aware = rng.random() < 0.7, rng.choice((30.0, 150.0)), rng.random() < 0.5
 
     def change_options(control: ElasticFleet) -> None:
@@ -151,8 +151,8 @@ def random_run(seed: int) -> Run:
 
     conditions = Conditions(
         workload=Scripts(seed, rng.choice((2, 5)), rng.choice((0.0, 5.0, 40.0))),
-        faults=random_faults(rng),
-        availability=random_availability(rng, recipe.fleet.external_gpus),
+        faults=random_faults(rng, within_s),
+        availability=random_availability(rng, recipe.fleet.external_gpus, within_s),
         times=TrainTimes(
             gpus=1,
             gpu_s_per_token=0.0,
