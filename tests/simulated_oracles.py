@@ -148,7 +148,7 @@ def state(run: Run) -> Iterator[str]:
         yield "a version of the fleet state is missing"
     for workers in run.world.workers:
         left = [w.id for w in workers.state.snapshot.workers.values() if w.role is not Role.TRAINING]
-        if left and run.failure is None:
+        if left and run.failure is run.error is None:
             yield f"the state ends with workers {left}"
 
 
@@ -170,13 +170,16 @@ def waits(run: Run) -> Iterator[str]:
     yield from (f"stall: {stall}" for stall, why in run.watch.stalls if not why)
     late = [f"{seconds:.1f}" for seconds in run.watch.returns_s if seconds > return_bound_s(run)]
     if late:
-        yield f"the trainer waited {late} s for its GPUs, at most {return_bound_s(run):.1f} s"
-    if run.failure is None:
+        yield f"the trainer waited {', '.join(late)} s for its GPUs, at most {return_bound_s(run):.1f} s"
+    if run.failure is run.error is None:
         yield from run.watch.at_end
 
 
 def over(run: Run) -> Iterator[str]:
     """*over*."""
+    if run.error is not None:
+        yield f"{type(run.error).__name__}: {run.error}"
+        return
     done = len(run.watch.batches)
     if run.failure is None:
         if done != run.recipe.run.steps:

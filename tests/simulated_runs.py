@@ -180,10 +180,7 @@ def judge(seed: int) -> Verdict:
     """Play a schedule and look at it from all sides."""
     began_s = time.process_time()
     run = random_run(seed)
-    try:
-        wrong = findings(run.play())
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-        wrong = [f"{type(error).__name__}: {error}"]
+    wrong = findings(run.play())
     return Verdict(seed, wrong, counts_of(run), max(run.watch.returns_s, default=0.0), time.process_time() - began_s)
 
 
@@ -198,6 +195,10 @@ def counts_of(run: Run) -> Counter[str]:
     found["stalls"] = len(watch.stalls)
     found["loans"] = watch.borrowed
     found["runs"] = 1
+    hangs = any(fault.kind is FaultKind.HANG for _, fault in run.applied)
+    for limit_s in (0.5, 3.5, 12.5, 27.0, 60.0):
+        name = f"returns of training GPUs over {limit_s:04.1f} s, {'with' if hangs else 'without'} workers that hang"
+        found[name] = sum(seconds > limit_s for seconds in watch.returns_s)
     found["steps"] = len(run.steps)
     found["trained tokens"] = sum(len(sample.logprobs) for batch in watch.batches for sample in batch.samples)
     if run.failure is not None:
@@ -233,6 +234,8 @@ def main() -> int:
         slowest = max(slowest, (verdict.seconds, verdict.seed))
         return_s, total_s = max(return_s, verdict.return_s), total_s + verdict.seconds
         bad += bool(verdict.wrong)
+        if (done := verdict.seed + 1 - args.first) % 500 == 0:
+            print(f"{done} done, {bad} wrong, {json.dumps(dict(sorted(counts.items())))}", file=sys.stderr, flush=True)
         if verdict.wrong:
             print(f"seed {verdict.seed}: {'; '.join(verdict.wrong)[:600]}", flush=True)
     print(json.dumps(dict(sorted(counts.items())), indent=1))

@@ -346,6 +346,8 @@ class Run:
     journal: Entries
     result: Simulated | None = None
     failure: RunFailed | None = None
+    error: Exception | None = None
+    """Anything else that ended it: always a finding."""
 
     @property
     def world(self) -> WatchedWorld:
@@ -367,11 +369,13 @@ class Run:
         return [entry for entry in self.journal.all if type(entry) is kind]
 
     def play(self) -> Run:
-        """Run to the end, or to where it fails with a reason."""
+        """Run to the end, or to where it fails."""
         try:
             self.result = self.simulation.run()
         except RunFailed as error:
             self.failure = error
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+            self.error = error
         return self
 
     @property
