@@ -158,7 +158,9 @@ def return_bound_s(run: Run) -> float:
     A start or a wake under way is not cut short by everybody; a worker that hangs is asked in vain first.
     """
     costs, times = run.recipe.platform, run.conditions.times
-    change_s = (costs.return_s or 0.0) + (costs.stop_s or 0.0) + (costs.role_change_s or 0.0) + (costs.activate_s or 0.0)
+    change_s = (
+        (costs.return_s or 0.0) + (costs.stop_s or 0.0) + (costs.role_change_s or 0.0) + (costs.activate_s or 0.0)
+    )
     bound_s = change_s + times.lend_s + 2 * times.reclaim_s + (costs.start_s or 0.0) + 10.0
     if any(fault.kind is FaultKind.HANG for _, fault in run.applied):
         bound_s += 2 * run.world.control.options.change_timeout_s

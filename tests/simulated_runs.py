@@ -1,6 +1,6 @@
 """Seeded schedules of everything that can happen to the simulated world, judged; a range of them, in processes:
 
-    python -m tests.simulated_runs 0 10000 --processes 2
+python -m tests.simulated_runs 0 10000 --processes 2
 """
 
 from __future__ import annotations
@@ -248,5 +248,3 @@ def main() -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
-
-

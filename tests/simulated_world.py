@@ -301,7 +301,9 @@ class WatchedSimulation(Simulation):
             "workers": sorted(fleet.engines),
             "starts": sorted(fleet._starting),
             "environments": world.pool.open_now,
-            "transfers": world.store._network.active if hasattr(world.store, "_network") else 0,
+            "transfers": world.store._network.active,
+            "GPUs of the trainer": list(world.trainer.lent),
+            "GPUs from outside": sorted(world.source.held),
             "guards": [w for _, _, t in loop._guards.heap if not t.cancelled() and (w := t.waiter) != "the whole run"],
         }
         watch.wrong += [f"left at the end: {name}: {what}" for name, what in left.items() if what]
@@ -389,8 +391,6 @@ class Run:
         return any(gpu.owner is GpuOwner.TRAINING for gpu in self.world.control.options.training)
 
 
-
-
 def make_run(seed: int, recipe: Recipe, conditions: Conditions) -> Run:
     """A run that can be watched."""
     journal = Entries()
@@ -406,5 +406,3 @@ def make_run(seed: int, recipe: Recipe, conditions: Conditions) -> Run:
     finally:
         _conditions.pop()
     return Run(seed, recipe, conditions, simulation, journal)
-
-
