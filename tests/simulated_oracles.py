@@ -16,10 +16,11 @@ never from counters of the code that is judged. Of every run:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pearl.core.state import Role
 from pearl.records.journal import GroupEntry, StateEntry, TrajectoryEntry, TurnEntry
+from pearl.records.training import TrainingBatch, TrainingSample
 from pearl.records.trajectory import GroupStatus, TrajectoryStatus
 from pearl.sim.faults import FaultKind
 from pearl.sim.script import Script
@@ -61,7 +62,7 @@ def ends(run: Run) -> Iterator[str]:
             yield f"group {group}: {count} environments were asked for, {ended[group]} trajectories ended"
 
 
-def _again(names: Iterator[str]) -> list[tuple[str, int]]:
+def _again(names: Iterable[str]) -> list[tuple[str, int]]:
     return [(name, count) for name, count in Counter(names).items() if count > 1]
 
 
@@ -98,44 +99,58 @@ def turns(run: Run) -> Iterator[str]:
 
 def training(run: Run) -> Iterator[str]:
     """*trained once*, *fresh*."""
-    batches, limits = run.watch.batches, run.recipe.rollout
+    batches = run.watch.batches
     samples = [sample for batch in batches for sample in batch.samples]
     yield from (f"{name} was trained {count} times" for name, count in _again(sample.trajectory for sample in samples))
-    groups = [group for batch in batches for group in batch.groups]
-    yield from (f"group {name} was trained {count} times" for name, count in _again(iter(groups)))
-    end_of = {entry.trajectory: entry for entry in run.of(TrajectoryEntry)}
-    group_of = {entry.group: entry for entry in run.of(GroupEntry)}
+    groups = (group for batch in batches for group in batch.groups)
+    yield from (f"group {name} was trained {count} times" for name, count in _again(groups))
     for sample in samples:
-        end, name = end_of.get(sample.trajectory), sample.trajectory
-        if end is None or end.status not in TRAINABLE:
-            yield f"{name} was trained, and ended as {end and end.status}"
-            continue
-        if group_of[sample.group].status != GroupStatus.COMPLETED.value:
-            yield f"{name} was trained, its group ended as {group_of[sample.group].status}"
-        script = script_for(run, name)
-        assert script is not None, "a trajectory without a turn is not trained"
-        spans = tuple((at, at + turn.output_tokens) for at, turn in zip(script.starts, script.turns, strict=True))
-        total = spans[-1][1]
-        if sample.trained != spans or len(sample.token_ids) != total:
-            yield f"{name}: trained {sample.trained} of {len(sample.token_ids)}, generated were {spans} of {total}"
-        if not len(sample.logprobs) == len(sample.versions) == sum(stop - start for start, stop in spans):
-            yield f"{name}: {len(sample.logprobs)} log-probabilities, {len(sample.versions)} versions for {spans}"
+        yield from _sample(run, sample)
     for step, batch in enumerate(batches):
-        if batch.version != step:
-            yield f"step {step} trained version {batch.version}"
-        for sample in batch.samples:
-            for part in sample.versions.runs:
-                if not 0 <= batch.version - part.version <= limits.max_staleness:
-                    yield f"{sample.trajectory}: version {part.version} in the step of {batch.version}"
-                if part.version < group_of[sample.group].admitted_version:
-                    yield f"{sample.trajectory}: version {part.version} is older than its group"
-        by_group = Counter(sample.group for sample in batch.samples)
-        if sorted(by_group.values()) != [limits.group_size] * limits.groups_per_batch:
-            yield f"step {step}: trained groups of {dict(by_group)}"
-    if [step.trained_tokens for step in run.steps] != [
-        sum(len(sample.logprobs) for sample in batch.samples) for batch in batches[: len(run.steps)]
-    ]:
+        yield from _batch(run, step, batch)
+    trained = [sum(len(sample.logprobs) for sample in batch.samples) for batch in batches[: len(run.steps)]]
+    if [step.trained_tokens for step in run.steps] != trained:
         yield "the journal has other trained tokens than the trainer was given"
+
+
+def _sample(run: Run, sample: TrainingSample) -> Iterator[str]:
+    """It ended well, and all that it generated is trained."""
+    name = sample.trajectory
+    statuses = [entry.status for entry in run.of(TrajectoryEntry) if entry.trajectory == name]
+    if not statuses or not TRAINABLE.issuperset(statuses):
+        yield f"{name} was trained, and ended as {statuses}"
+        return
+    of_group = [entry.status for entry in run.of(GroupEntry) if entry.group == sample.group]
+    if set(of_group) != {GroupStatus.COMPLETED.value}:
+        yield f"{name} was trained, its group ended as {of_group}"
+    script = script_for(run, name)
+    spans = (
+        tuple((at, at + turn.output_tokens) for at, turn in zip(script.starts, script.turns, strict=True))
+        if script
+        else ()
+    )
+    total = spans[-1][1] if spans else 0
+    if sample.trained != spans or len(sample.token_ids) != total:
+        yield f"{name}: trained {sample.trained} of {len(sample.token_ids)}, generated were {spans} of {total}"
+    if not len(sample.logprobs) == len(sample.versions) == sum(stop - start for start, stop in spans):
+        yield f"{name}: {len(sample.logprobs)} log-probabilities, {len(sample.versions)} versions for {spans}"
+
+
+def _batch(run: Run, step: int, batch: TrainingBatch) -> Iterator[str]:
+    """Whole groups, as many as there are to be, of tokens that are not stale."""
+    limits = run.recipe.rollout
+    admitted = {entry.group: entry.admitted_version for entry in run.of(GroupEntry)}
+    if batch.version != step:
+        yield f"step {step} trained version {batch.version}"
+    for sample in batch.samples:
+        for part in sample.versions.runs:
+            if not 0 <= batch.version - part.version <= limits.max_staleness:
+                yield f"{sample.trajectory}: version {part.version} in the step of {batch.version}"
+            if part.version < admitted.get(sample.group, 0):
+                yield f"{sample.trajectory}: version {part.version} is older than its group"
+    by_group = Counter(sample.group for sample in batch.samples)
+    if sorted(by_group.values()) != [limits.group_size] * limits.groups_per_batch:
+        yield f"step {step}: trained groups of {dict(by_group)}"
 
 
 def state(run: Run) -> Iterator[str]:

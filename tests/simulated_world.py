@@ -12,7 +12,6 @@ from unittest import mock
 from pearl.config.recipe import Recipe
 from pearl.core.decision import Situation
 from pearl.core.progress import fresh_batch
-from pearl.core.state import GpuOwner
 from pearl.elastic.control import ElasticFleet
 from pearl.errors import EngineError, RunFailed
 from pearl.pipeline.concurrency import guard
@@ -29,7 +28,6 @@ from pearl.sim.disturbances import AnyWorker
 from pearl.sim.environment import EnvironmentFaultKind, SimEnvironment, SimEnvironmentPool, Workload
 from pearl.sim.faults import Fault, FaultInjector
 from pearl.sim.fleet import SimFleet
-from pearl.sim.gpu_source import SimGpuSource
 from pearl.sim.leases import Availability
 from pearl.sim.simulate import Simulated, Simulation, _World
 from pearl.sim.trainer import SimTrainer, TrainTimes
@@ -95,8 +93,6 @@ class WatchedFleet(SimFleet):
     """Notes who is asked onto GPUs that somebody has, or that nobody has any more."""
 
     watch: Watch
-    taken: dict[GpuId, None]
-    """External GPUs that are gone."""
 
     def used_gpus(self) -> Mapping[GpuId, WorkerId]:
         return self._used_gpus()
@@ -197,7 +193,7 @@ class WatchedWorld(_World):
         self.pool.__class__ = WatchedPool
         trainer, fleet, pool, control = self.watched
         trainer.watch = fleet.watch = pool.watch = control.watch = watch
-        trainer.fleet, fleet.taken = fleet, {}
+        trainer.fleet = fleet
         trainer.gpus = frozenset(gpu.id for gpu in control.options.training)
         control.settle = self._left
         self.conditions.change_options(control)
@@ -214,8 +210,7 @@ class WatchedWorld(_World):
     @property
     def watched(self) -> tuple[WatchedTrainer, WatchedFleet, WatchedPool, WatchedControl]:
         """The ports as what they are."""
-        found = (self.trainer, self.fleet, self.pool, self.control)
-        return found  # type: ignore[return-value]
+        return self.trainer, self.fleet, self.pool, self.control  # type: ignore[return-value]
 
     def _availability(self) -> Availability:
         return self.conditions.availability
@@ -376,7 +371,8 @@ class Run:
             self.result = self.simulation.run()
         except RunFailed as error:
             self.failure = error
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
+        except Exception as error:
+            # Whatever it is, it is a finding.
             self.error = error
         return self
 
@@ -384,11 +380,6 @@ class Run:
     def steps(self) -> list[StepEntry]:
         """Training steps."""
         return self.of(StepEntry)
-
-    @property
-    def borrowable(self) -> bool:
-        """Whether there is anything that rollout may borrow."""
-        return any(gpu.owner is GpuOwner.TRAINING for gpu in self.world.control.options.training)
 
 
 def make_run(seed: int, recipe: Recipe, conditions: Conditions) -> Run:

@@ -33,7 +33,6 @@ from pearl.ports import GpuSource, JournalSink, WorkerSpec
 from pearl.records.ids import WeightVersion, WorkerId
 from pearl.records.training import Manifest
 
-
 _log = logging.getLogger(__name__)
 
 

@@ -151,7 +151,7 @@ def test_the_journal_of_the_run_goes_through_the_tracker() -> None:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_at_the_end_gpus_go_back_to_whom_they_belong(fails: bool) -> None:
-    """Those from outside to their source, those that are lent to the trainer; also where the run fails, and nothing is taken then."""
+    """Those from outside to their source, those that are lent to the trainer; also where the run fails."""
     script = [(5.0, Offered(lease=LeaseId("L"), gpus=EXTERNAL, end_s=None))]
     recipe = small_recipe("borrow_all", fleet=fleet(2, 2), run={"steps": 2})
     run = make(recipe, script=script, start_s=2.0, train_s=10.0)
