@@ -8,7 +8,8 @@ never from counters of the code that is judged. Of every run:
 - *trained once*: no trajectory, group or token twice, only what ended well, and all that it generated;
 - *fresh*: no token staler than `rollout.max_staleness`, none older than its group's admission;
 - *apart*: nobody on the trainer's GPUs while it trains, no GPU with two workers, nobody on GPUs that are gone;
-- *back in time*: the trainer waits for borrowed GPUs no longer than `return_bound_s`;
+- *back in time*: the trainer waits for borrowed GPUs no longer than `return_bound_s`, and who is on GPUs that go has left
+  them before, given `NOTICE_S`;
 - *awake*: nothing stalls but what the schedule makes stall;
 - *over*: the run ends, or fails for a reason that the schedule has.
 """
@@ -26,6 +27,9 @@ from pearl.sim.faults import FaultKind
 from pearl.sim.script import Script
 from pearl.sim.workload import truncated
 from tests.simulated_world import Run
+
+NOTICE_S = 5.0
+"""In which a worker can leave: a plan under way is called off, requests end at the next token, and the worker ends."""
 
 TRAINABLE = frozenset(status.value for status in TrajectoryStatus if status.trainable)
 
@@ -188,6 +192,9 @@ def waits(run: Run) -> Iterator[str]:
     late = [f"{seconds:.1f}" for seconds in run.watch.returns_s if seconds > return_bound_s(run)]
     if late:
         yield f"the trainer waited {', '.join(late)} s for its GPUs, at most {return_bound_s(run):.1f} s"
+    for notice_s, who in run.watch.surprised:
+        if notice_s >= NOTICE_S and who.endswith("[] hang"):
+            yield f"GPUs went {notice_s:.1f} s after their notice, with workers: {who}"
     if run.failure is run.error is None:
         yield from run.watch.at_end
 

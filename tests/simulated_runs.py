@@ -192,6 +192,8 @@ def counts_of(run: Run) -> Counter[str]:
     found.update({f"end {name}": count for name, count in run.simulation.tally.ends.items()})
     found["withdrawals of GPUs in use, with notice"] = sum(noticed for _, _, noticed in watch.withdrawals)
     found["withdrawals of GPUs in use, without notice"] = sum(not noticed for _, _, noticed in watch.withdrawals)
+    found["withdrawals under workers, with notice"] = sum(notice_s > 0 for notice_s, _ in watch.surprised)
+    found["withdrawals under workers, without notice"] = sum(notice_s <= 0 for notice_s, _ in watch.surprised)
     found["stalls"] = len(watch.stalls)
     found["loans"] = watch.borrowed
     found["runs"] = 1

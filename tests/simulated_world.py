@@ -63,6 +63,8 @@ class Watch:
     """Loans of GPUs of the trainer, by the trainer's own ledger."""
     withdrawals: list[tuple[float, int, bool]] = field(default_factory=list)
     """`(time, GPUs that the job had, with notice)`."""
+    surprised: list[tuple[float, str]] = field(default_factory=list)
+    """`(seconds of notice, who)`: workers that were still there when their GPUs went."""
     settled: bool = False
     """The end of the run was looked at."""
     at_end: tuple[str, ...] = ()
@@ -201,7 +203,8 @@ class WatchedWorld(_World):
 
         def pushed(event: object) -> None:
             if isinstance(event, Notice):
-                self._noticed.update(dict.fromkeys(event.gpus, event.deadline_s))
+                notice_s = event.deadline_s - asyncio.get_running_loop().time()
+                self._noticed.update(dict.fromkeys(event.gpus, notice_s))
             push(event)  # type: ignore[arg-type]
 
         self._noticed: dict[GpuId, float] = {}
@@ -223,10 +226,22 @@ class WatchedWorld(_World):
         )
 
     def _withdrawn(self, gpus: tuple[GpuId, ...]) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self.watch.withdrawals.append((now_s, len(gpus), all(gpu in self._noticed for gpu in gpus)))
+        notice_s = min(self._noticed.get(gpu, 0.0) for gpu in gpus)
+        used = {gpu: worker for gpu, worker in self.watched[1].used_gpus().items() if gpu in gpus}
+        if used and not self.watch.settled:
+            hung = [worker for worker in sorted(set(used.values())) if self._is_hung(worker)]
+            self.watch.surprised.append(
+                (notice_s, f"GPUs {sorted(used)} of workers {sorted(set(used.values()))}, {hung} hang")
+            )
+        for gpu in gpus:
+            self._noticed.pop(gpu, None)
+        self.watch.withdrawals.append((asyncio.get_running_loop().time(), len(gpus), notice_s > 0))
         super()._withdrawn(gpus)
         asyncio.get_running_loop().call_later(MOMENT_S, self._look, gpus)
+
+    def _is_hung(self, worker: WorkerId) -> bool:
+        engine = self.fleet.engines.get(worker)
+        return engine is not None and engine.is_hung
 
     def _look(self, gpus: tuple[GpuId, ...]) -> None:
         gone = [gpu for gpu in gpus if gpu not in self.source.held]

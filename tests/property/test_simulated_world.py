@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from pearl.elastic.control import ElasticFleet
 from pearl.elastic.loans import Loans
+from pearl.elastic.rebuild import Rebuilder
 from pearl.pipeline import rollout, training_loop
 from pearl.pipeline.batch import assemble
 from pearl.records.journal import GroupEntry, TrajectoryEntry, TurnEntry
@@ -246,6 +248,19 @@ def test_workers_on_gpus_that_are_gone_are_found(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(SimFleet, "kill", lambda *_: None)
     monkeypatch.setattr(SimFleet, "stop", late)
     assert "GPUs that are gone are in use" in _found(range(30))
+
+
+def test_notices_that_nobody_hears_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rebuilder, "_notice", lambda *_: False)
+    assert "after their notice, with workers" in _found(range(20))
+
+
+def test_gpus_that_are_kept_after_the_end_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def stays(_: ElasticFleet) -> None:
+        pass
+
+    monkeypatch.setattr(ElasticFleet, "leave", stays)
+    assert "left at the end: GPUs from outside" in _found(range(5))
 
 
 def test_slots_that_are_not_given_back_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
