@@ -1,10 +1,10 @@
-"""The simulated world, watched: what its ports see, noted beside what they do, for oracles that believe nobody's own counters."""
+"""The simulated world, watched: made from a recipe and from conditions that no recipe has, and looked at when it ends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar
 from unittest import mock
@@ -13,146 +13,30 @@ from pearl.config.recipe import Recipe
 from pearl.core.decision import Situation
 from pearl.core.progress import fresh_batch
 from pearl.elastic.control import ElasticFleet
-from pearl.errors import EngineError, RunFailed
+from pearl.errors import RunFailed
 from pearl.pipeline.concurrency import guard
 from pearl.pipeline.training_loop import StepOutcome
-from pearl.ports import Notice, StartReport, WorkerSpec
-from pearl.records.ids import GpuId, TaskId, WeightVersion, WorkerId
+from pearl.ports import Notice
+from pearl.records.ids import GpuId, WorkerId
 from pearl.records.journal import JournalEntry, StepEntry
-from pearl.records.training import TrainingBatch, TrainReport
-from pearl.records.trajectory import Task
 from pearl.report.live import StepReport
 from pearl.report.planning import situation_of
 from pearl.sim import simulate as simulate_module
 from pearl.sim.disturbances import AnyWorker
-from pearl.sim.environment import EnvironmentFaultKind, SimEnvironment, SimEnvironmentPool, Workload
+from pearl.sim.environment import Workload
 from pearl.sim.faults import Fault, FaultInjector
-from pearl.sim.fleet import SimFleet
 from pearl.sim.leases import Availability
 from pearl.sim.simulate import Simulated, Simulation, _World
-from pearl.sim.trainer import SimTrainer, TrainTimes
+from pearl.sim.trainer import TrainTimes
 from pearl.virtual_time import Stall, VirtualLoop
+from tests.simulated_ports import Watch, WatchedControl, WatchedFleet, WatchedPool, WatchedTrainer
 
 Entry = TypeVar("Entry", bound=JournalEntry)
 
 LONGEST_S = 20_000.0
 """A run that takes longer waits for something that does not come."""
-SETTLE_S = 20.0
-"""In which whatever the end of rollout leaves running must have ended."""
 MOMENT_S = 1e-6
 """In which what is told at a time has been heard."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Watch:
-    """What was seen from outside."""
-
-    wrong: list[str] = field(default_factory=list)
-    """What must not be, as it was seen."""
-    batches: list[TrainingBatch] = field(default_factory=list)
-    """Trained to the end, in order."""
-    opened: dict[TaskId, int] = field(default_factory=dict)
-    """Environments that were asked for."""
-    hung: int = 0
-    """Environments that do not answer now."""
-    stalls: list[tuple[Stall, str]] = field(default_factory=list)
-    """With what of the schedule explains it, or nothing."""
-    returns_s: list[float] = field(default_factory=list)
-    """From a complete batch until it is trained on: what the trainer waits for its GPUs."""
-    borrowed: int = 0
-    """Loans of GPUs of the trainer, by the trainer's own ledger."""
-    withdrawals: list[tuple[float, int, bool]] = field(default_factory=list)
-    """`(time, GPUs that the job had, with notice)`."""
-    surprised: list[tuple[float, str]] = field(default_factory=list)
-    """`(seconds of notice, who)`: workers that were still there when their GPUs went."""
-    settled: bool = False
-    """The end of the run was looked at."""
-    at_end: tuple[str, ...] = ()
-    """What was left over."""
-
-
-class WatchedTrainer(SimTrainer):
-    """Looks who is on its GPUs when it trains."""
-
-    watch: Watch
-    fleet: WatchedFleet
-    gpus: frozenset[GpuId] = frozenset()
-
-    async def train(self, batch: TrainingBatch) -> TrainReport:
-        self._look("begins")
-        report = await super().train(batch)
-        self._look("ends")
-        self.watch.batches.append(batch)
-        return report
-
-    def _look(self, when: str) -> None:
-        used = sorted(self.gpus.intersection(self.fleet.used_gpus()))
-        if used or self.lent:
-            self.watch.wrong.append(f"training {when} with {used} in use by rollout, {list(self.lent)} lent")
-
-
-class WatchedFleet(SimFleet):
-    """Notes who is asked onto GPUs that somebody has, or that nobody has any more."""
-
-    watch: Watch
-
-    def used_gpus(self) -> Mapping[GpuId, WorkerId]:
-        return self._used_gpus()
-
-    async def start(self, specs: Sequence[WorkerSpec], timeout_s: float) -> StartReport:
-        if found := self._conflicts(specs):
-            self.watch.wrong.append(f"start where it cannot be: {found}")
-        return await super().start(specs, timeout_s)
-
-    async def wake(self, workers: Sequence[WorkerId]) -> None:
-        try:
-            await super().wake(workers)
-        except EngineError as error:
-            self.watch.wrong.append(str(error))
-            raise
-
-
-class _WatchedEnvironment(SimEnvironment):
-    __slots__ = ()
-
-    async def _fail(self, kind: EnvironmentFaultKind) -> None:
-        watch = self._pool.watch  # type: ignore[attr-defined]
-        watch.hung += kind is EnvironmentFaultKind.HANG
-        try:
-            await super()._fail(kind)
-        finally:
-            watch.hung -= kind is EnvironmentFaultKind.HANG
-
-
-class WatchedPool(SimEnvironmentPool):
-    """Counts who asks, and who hangs."""
-
-    watch: Watch
-
-    async def open(self, task: Task) -> SimEnvironment:
-        self.watch.opened[task.id] = self.watch.opened.get(task.id, 0) + 1
-        environment = await super().open(task)
-        environment.__class__ = _WatchedEnvironment
-        return environment
-
-
-class WatchedControl(ElasticFleet):
-    """Takes the time of returns; lets the run settle before its workers end."""
-
-    watch: Watch
-    settle: Callable[[], tuple[str, ...]]
-
-    async def training_begin(self, version: WeightVersion) -> None:
-        began_s = asyncio.get_running_loop().time()
-        await super().training_begin(version)
-        self.watch.returns_s.append(asyncio.get_running_loop().time() - began_s)
-
-    async def stop(self) -> None:
-        await super().stop()
-        if self._scheduler is not None and not self.watch.settled:
-            self.watch.settled = True
-            await asyncio.sleep(SETTLE_S)
-            self.watch.at_end = self.settle()
 
 
 class Entries:
