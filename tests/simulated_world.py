@@ -16,7 +16,7 @@ from pearl.elastic.control import ElasticFleet
 from pearl.errors import RunFailed
 from pearl.pipeline.concurrency import guard
 from pearl.pipeline.training_loop import StepOutcome
-from pearl.ports import Notice
+from pearl.ports import Notice, Withdrawn
 from pearl.records.ids import GpuId, WorkerId
 from pearl.records.journal import JournalEntry, StepEntry
 from pearl.report.live import StepReport
@@ -90,6 +90,10 @@ class WatchedWorld(_World):
                 notice_s = event.deadline_s - asyncio.get_running_loop().time()
                 self._noticed.update(dict.fromkeys(event.gpus, notice_s))
             push(event)  # type: ignore[arg-type]
+            if isinstance(event, Withdrawn):
+                # Whatever comes back is under no notice.
+                for gpu in event.gpus:
+                    self._noticed.pop(gpu, None)
 
         self._noticed: dict[GpuId, float] = {}
         self.source.push = pushed  # type: ignore[method-assign]
@@ -117,8 +121,6 @@ class WatchedWorld(_World):
             self.watch.surprised.append(
                 (notice_s, f"GPUs {sorted(used)} of workers {sorted(set(used.values()))}, {hung} hang")
             )
-        for gpu in gpus:
-            self._noticed.pop(gpu, None)
         self.watch.withdrawals.append((asyncio.get_running_loop().time(), len(gpus), notice_s > 0))
         super()._withdrawn(gpus)
         asyncio.get_running_loop().call_later(MOMENT_S, self._look, gpus)
