@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 from itertools import groupby
 
-from pearl.core.actions import Sleep
+from pearl.core.actions import GiveBack, Sleep
 from pearl.core.decision import Situation
 from pearl.core.policy import Borrow, Policy
 from pearl.core.state import (
@@ -26,12 +27,14 @@ from pearl.elastic.meter import Meter
 from pearl.elastic.rebuild import Rebuilder
 from pearl.elastic.scheduler import Scheduler
 from pearl.elastic.tracker import Tracker
-from pearl.errors import RunFailed
+from pearl.errors import PearlError, RunFailed
 from pearl.pipeline.concurrency import GuardExpired, guard
 from pearl.pipeline.run import FleetContext
 from pearl.ports import GpuSource, JournalSink, WorkerSpec
 from pearl.records.ids import WeightVersion, WorkerId
 from pearl.records.training import Manifest
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,7 @@ class ElasticFleet:
     source: GpuSource | None = None
     _tracker: Tracker | None = None
     _scheduler: Scheduler | None = None
+    _rebuilder: Rebuilder | None = None
 
     def journal(self, sink: JournalSink) -> JournalSink:
         """The runtime tracker listens to what is journalled."""
@@ -94,8 +98,8 @@ class ElasticFleet:
         await self._overlap(context)
         # A policy that never uses GPUs from outside does not take them either: they cost what they cost.
         if self.source is not None and options.policy.external:
-            rebuilder = Rebuilder(source=self.source, scheduler=scheduler)
-            context.nursery.spawn(rebuilder.run(), name="elastic: GPU source")
+            self._rebuilder = Rebuilder(source=self.source, scheduler=scheduler)
+            context.nursery.spawn(self._rebuilder.run(), name="elastic: GPU source")
         scheduler.begin()
         try:
             async with guard(options.first_worker_s, "the first rollout worker"):
@@ -108,9 +112,26 @@ class ElasticFleet:
             ) from error
 
     async def stop(self) -> None:
-        """As the scheduler has it; nothing where the run has not begun."""
+        """As the scheduler has it, and take no more GPUs; nothing where the run has not begun."""
+        if self._rebuilder is not None:
+            self._rebuilder.is_closing = True
         if self._scheduler is not None:
             await self._scheduler.stop()
+
+    async def leave(self) -> None:
+        """What is lent goes back to the trainer, what came from outside to its source."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            return
+        if why_not := await scheduler.hands.reclaim():
+            _log.warning("end of the run: the trainer does not take its GPUs back: %s", why_not)
+        gpus = scheduler.state.gpus
+        external = tuple(gpu for gpu in sorted(gpus) if gpus[gpu].owner is GpuOwner.EXTERNAL)
+        try:
+            if external:
+                await scheduler.hands.perform(GiveBack(gpus=external, to=GpuOwner.EXTERNAL))
+        except PearlError as error:
+            _log.warning("end of the run: GPUs from outside are not given back: %s", error)
 
     async def training_begin(self, version: WeightVersion) -> None:
         """As the scheduler has it."""

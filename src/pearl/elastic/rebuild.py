@@ -34,6 +34,8 @@ class Rebuilder:
 
     source: GpuSource
     scheduler: Scheduler
+    is_closing: bool = False
+    """Set where the run is about to end: nothing is taken any more."""
     _since_s: dict[GpuId, float] = field(default_factory=dict)
     """When each GPU came."""
 
@@ -61,9 +63,9 @@ class Rebuilder:
         scheduler = self.scheduler
         gpus = tuple(gpu for gpu in offer.gpus if gpu.id not in scheduler.state.gpus)
         names = tuple(gpu.id for gpu in gpus)
-        if not gpus or self._is_over(offer) or not await self._accept(offer.lease, names):
+        if self.is_closing or not gpus or self._is_over(offer) or not await self._accept(offer.lease, names):
             return False
-        if self._is_over(offer):
+        if self.is_closing or self._is_over(offer):
             await self._give_back(names)
             return False
         now_s = scheduler.now_s

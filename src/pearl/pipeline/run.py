@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from pearl.config.recipe import Recipe
 from pearl.core.progress import Progress
@@ -66,6 +66,9 @@ class FleetControl(TrainingHooks, Protocol):
 
     async def stop(self) -> None:
         """The run is about to end its workers: change nothing more. Called in any case, also where nothing was started."""
+
+    async def leave(self) -> None:
+        """The run's workers have ended: whose GPUs it has gets them back. Called in any case, after `stop`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,15 +289,18 @@ class _Run:
         return result
 
     async def _stop(self) -> None:
-        if self.ports.control is not None:
-            try:
-                async with guard(STOP_TIMEOUT_S, "ending the changes of the fleet"):
-                    await self.ports.control.stop()
-            except GuardExpired as error:
-                self.observer.stage("warning", str(error))
+        control = self.ports.control
+        if control is not None:
+            await self._within(control.stop(), "ending the changes of the fleet")
+        await self._within(self.workers.stop(), "stopping the rollout workers")
+        if control is not None:
+            await self._within(control.leave(), "giving GPUs back")
+
+    async def _within(self, work: Coroutine[Any, Any, None], what: str) -> None:
+        """A part of the end, for as long as it may take."""
         try:
-            async with guard(STOP_TIMEOUT_S, "stopping the rollout workers"):
-                await self.workers.stop()
+            async with guard(STOP_TIMEOUT_S, what):
+                await work
         except GuardExpired as error:
             self.observer.stage("warning", str(error))
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from types import SimpleNamespace
+
 import pytest
 
 from pearl.core.state import Role
@@ -144,3 +147,46 @@ def test_the_journal_of_the_run_goes_through_the_tracker() -> None:
     run.play()
     after = run.control.scheduler.tracker.profile
     assert after.workload.turns.mean != before.workload.turns.mean
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_at_the_end_gpus_go_back_to_whom_they_belong(fails: bool) -> None:
+    """Those from outside to their source, those that are lent to the trainer; also where the run fails."""
+    script = [(5.0, Offered(lease=LeaseId("L"), gpus=EXTERNAL, end_s=None))]
+    recipe = small_recipe("borrow_all", fleet=fleet(2, 2), run={"steps": 2})
+    run = make(recipe, script=script, start_s=2.0, train_s=10.0)
+    if fails:
+        run.trainer.fail_next()
+        with pytest.raises(Exception, match="made to fail"):
+            run.play()
+    else:
+        run.play()
+    ids = [gpu.id for gpu in EXTERNAL]
+    assert run.source.accepted == [(LeaseId("L"), tuple(ids))]
+    assert run.source.given_back == ids
+    assert not run.trainer.lent
+    workers = run.world.workers
+    assert workers is not None
+    assert not set(ids) & set(workers.state.snapshot.gpus)
+
+
+def test_an_offer_at_the_end_is_not_taken() -> None:
+    """The source goes on while workers end; what was taken then would be kept for ever."""
+    run = make(small_recipe("rlboost_plus", fleet=fleet(2, 0)), script=())
+    stop = run.control.stop
+
+    async def stop_late() -> None:
+        await stop()
+        run.source.push(Offered(lease=LeaseId("L"), gpus=EXTERNAL, end_s=None))
+        await asyncio.sleep(1.0)
+
+    run.world.control = SimpleNamespace(
+        journal=run.control.journal,
+        start=run.control.start,
+        training_begin=run.control.training_begin,
+        training_finished=run.control.training_finished,
+        stop=stop_late,
+        leave=run.control.leave,
+    )
+    run.play()
+    assert run.source.accepted == []
