@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,16 @@ settings.register_profile("pearl", deadline=None)
 settings.load_profile("pearl")
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """Commands and benchmarks quieten what they are about, for the rest of their process: here that is every test."""
+    logger = logging.getLogger("pearl")
+    before, disabled = logger.level, logging.root.manager.disable
+    yield
+    logger.setLevel(before)
+    logging.disable(disabled)
 
 
 @pytest.fixture(scope="session")

@@ -50,6 +50,10 @@ class OneWorker:
         assert self.context is None or self.context.workers.router.workers or self.fails  # before they are ended
         self.told.append("stop")
 
+    async def leave(self) -> None:
+        assert self.context is None or not self.context.workers.router.workers
+        self.told.append("leave")
+
 
 def world(control: OneWorker) -> FakeWorld:
     return FakeWorld(fake_recipe(run={"steps": 2}), engine=ENGINE, script=quick, control=control)
@@ -68,6 +72,7 @@ def test_it_is_called_in_this_order() -> None:
         ("begin", 1),
         ("finished", 2),
         "stop",
+        "leave",
     ]
     assert control.context is not None
     assert control.context.progress().batch_trajectories == 4
@@ -79,7 +84,7 @@ def test_it_is_stopped_when_it_could_not_start() -> None:
     with pytest.raises(RunFailed, match="no GPUs"):
         run_virtual(one.run())
     one.check_ledger()
-    assert control.told == ["journal", ("start", 0), "stop"]
+    assert control.told == ["journal", ("start", 0), "stop", "leave"]
 
 
 def test_it_is_stopped_when_the_run_fails() -> None:
@@ -89,4 +94,4 @@ def test_it_is_stopped_when_the_run_fails() -> None:
     with pytest.raises(TrainingError):
         run_virtual(one.run())
     one.check_ledger()
-    assert control.told[-2:] == [("begin", 0), "stop"]
+    assert control.told[-3:] == [("begin", 0), "stop", "leave"]
