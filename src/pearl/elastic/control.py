@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from pearl.core.actions import GiveBack, Sleep
-from pearl.core.decision import Situation
+from pearl.core.decision import Moment, Situation
 from pearl.core.policy import Borrow, Policy
 from pearl.core.state import (
     Activity,
@@ -65,6 +66,8 @@ class ElasticFleet:
     source: GpuSource | None = None
     _tracker: Tracker | None = None
     _scheduler: Scheduler | None = None
+    _asleep: asyncio.Task[None] | None = None
+    """Starts overlap workers."""
     _rebuilder: Rebuilder | None = None
 
     def journal(self, sink: JournalSink) -> JournalSink:
@@ -80,7 +83,7 @@ class ElasticFleet:
         return self._scheduler
 
     async def start(self, context: FleetContext, manifest: Manifest) -> None:
-        """Overlap workers are started and put to sleep; then the policy decides, and the run begins with the first worker.
+        """The policy decides, overlap workers are started and put to sleep meanwhile, and the run begins with the first worker.
 
         Raises:
             RunFailed: overlap workers do not start, or no worker serves in time.
@@ -95,7 +98,8 @@ class ElasticFleet:
         for gpus in (options.reserved, options.training):
             if gpus:
                 self._submit(GpusJoined(gpus=gpus))
-        await self._overlap(context)
+        if overlap := self._add_overlap():
+            self._asleep = context.nursery.spawn(self._start_overlap(context, overlap), name="elastic: overlap workers")
         # A policy that never uses GPUs from outside does not take them either: they cost what they cost.
         if self.source is not None and options.policy.external:
             self._rebuilder = Rebuilder(source=self.source, scheduler=scheduler)
@@ -134,7 +138,9 @@ class ElasticFleet:
             _log.warning("end of the run: GPUs from outside are not given back: %s", error)
 
     async def training_begin(self, version: WeightVersion) -> None:
-        """As the scheduler has it."""
+        """As the scheduler has it, once the trainer has the GPUs back on which overlap workers were started."""
+        if self._asleep is not None:
+            await self._asleep
         await self.scheduler.training_begin(version)
 
     async def training_finished(self, version: WeightVersion) -> None:
@@ -167,8 +173,8 @@ class ElasticFleet:
             return_timeout_s=options.return_timeout_s,
         )
 
-    async def _overlap(self, context: FleetContext) -> None:
-        """Training workers, in the first slots, and the workers that share their GPUs, asleep."""
+    def _add_overlap(self) -> list[WorkerSpec]:
+        """Training workers, in the first slots, and the workers that share their GPUs, yet to be started."""
         options, slot = self.options, 0
         nodes = [tuple(gpu.id for gpu in gpus) for _, gpus in groupby(options.training, key=lambda gpu: gpu.node)]
         for gpus in nodes:
@@ -176,20 +182,22 @@ class ElasticFleet:
             self._submit(ActivityChanged(worker=WorkerId(slot), activity=Activity.INACTIVE))
             slot += 1
         if options.policy.borrow is Borrow.NEVER:
-            return
+            return []
         tp = options.overlap_tp
         blocks = [gpus[at : at + tp] for gpus in nodes for at in range(0, len(gpus) - tp + 1, tp)]
         specs = [
             WorkerSpec(worker=WorkerId(slot + number), gpus=gpus, role=Role.COLOCATED)
             for number, gpus in enumerate(blocks)
         ]
-        if not specs:
-            return
+        for spec in specs:
+            self._submit(WorkerAdded(worker=spec.worker, gpus=spec.gpus, role=spec.role))
+        return specs
+
+    async def _start_overlap(self, context: FleetContext, specs: Sequence[WorkerSpec]) -> None:
+        """On GPUs that the trainer lends for it; then they sleep, and it has them back."""
         lent = [gpu for spec in specs for gpu in spec.gpus]
         loans, workers = self.scheduler.hands.loans, context.workers
         self._fail_if(await loans.lend(lent))
-        for spec in specs:
-            self._submit(WorkerAdded(worker=spec.worker, gpus=spec.gpus, role=spec.role))
         report = await workers.fleet.start(specs, workers.start_timeout_s)
         if report.failed:
             self._fail_if("; ".join(f"worker {worker}: {detail}" for worker, detail in report.failed.items()))
@@ -197,6 +205,7 @@ class ElasticFleet:
         await asyncio.gather(*(self.scheduler.hands.perform(Sleep(worker=spec.worker)) for spec in specs))
         await self.scheduler.hands.ended(lent)
         self._fail_if(await loans.reclaim(lent))
+        self.scheduler.tell(Moment.WORKERS_CHANGED)
 
     def _fail_if(self, why_not: str | None) -> None:
         if why_not is not None:

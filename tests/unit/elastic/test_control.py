@@ -25,6 +25,14 @@ def state_events(run: Run) -> list[tuple[str, object]]:
     return [(entry.event, entry.inputs.get("worker")) for entry in run.world.journal.of(StateEntry)]
 
 
+def _sleeps(entry: StateEntry) -> bool:
+    return (
+        entry.event == "ActivityChanged"
+        and entry.inputs["activity"] == "inactive"
+        and int(str(entry.inputs["worker"])) > 1
+    )
+
+
 def test_training_workers_have_the_first_slots_and_overlap_workers_sleep_behind_them() -> None:
     run = make(small_recipe(fleet=fleet(2, 8, tp=[2], overlap_tp=2)), script=None)
     run.play()
@@ -39,7 +47,9 @@ def test_training_workers_have_the_first_slots_and_overlap_workers_sleep_behind_
         (5, ["t6", "t7"], "colocated"),
     ]
     first = run.world.journal.of(ChoiceEntry)[0]
-    assert (first.moment, first.at_s) == ("started", 1.0 + 20.0 + 2.0 + 1.0)  # lent, started, asleep, back
+    assert (first.moment, first.at_s) == ("started", 0.0)  # dedicated workers start meanwhile
+    asleep = [(entry.inputs["worker"], entry.at_s) for entry in run.world.journal.of(StateEntry) if _sleeps(entry)]
+    assert sorted(asleep)[:4] == [(worker, 1.0 + 20.0 + 2.0) for worker in (2, 3, 4, 5)]  # lent, started, put to sleep
     assert run.trainer.loans[:2] == [(what, tuple(f"t{n}" for n in range(8))) for what in ("lend", "reclaim")]
 
 
