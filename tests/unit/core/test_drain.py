@@ -9,7 +9,8 @@ import pytest
 from scipy.stats import gamma
 
 from pearl.core.distribution import Distribution, constant, distribution_of
-from pearl.core.drain import SLICES, Drain, Pace, drain_of
+from pearl.core.drain import SLICES, Drain, drain_of
+from pearl.core.pace import Pace
 from pearl.core.progress import Progress, fresh_batch
 from pearl.core.workload import WorkloadProfile
 
@@ -233,6 +234,12 @@ class TestTurnsOfDifferentDuration:
         last = np.random.default_rng(3).gamma(shape, cv**2, (20_000, 64)).max(axis=1)
         assert found.turns == pytest.approx(float(last.mean()), rel=0.02)
         assert found.spread_turns == pytest.approx(float(last.std()), rel=0.1)
+
+    @pytest.mark.parametrize("waits", [constant(1.0), Distribution((0.0, 4.0), (0.75, 0.25))])
+    def test_the_end_of_a_last_turn_is_half_of_a_mean_one(self, waits: Distribution) -> None:
+        """Of those beyond every length no whole turn is left, and nothing that could vary."""
+        found = drain(constant(8), running({8: 5, 9: 2}), Pace(generates=constant(0.0), waits=waits))
+        assert found.turns == pytest.approx(0.5, abs=0.02)
 
     def test_how_far_the_latest_may_be(self) -> None:
         """1000 groups of 100, of 16 turns each: sums of gamma-distributed turns have a shape of 16 / 0.25 ** 2."""
