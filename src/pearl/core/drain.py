@@ -20,6 +20,7 @@ import numpy as np
 from scipy.special import betainc, ndtr, ndtri
 
 from pearl.core.distribution import Distribution, Floats, squeezed
+from pearl.core.pace import Pace
 from pearl.core.progress import Progress
 from pearl.core.workload import WorkloadProfile
 
@@ -49,17 +50,6 @@ _MOST_ALIKE = 0.98
 """Members of a group have so much in common at most: the rest is what makes scores differ at all."""
 _SCORES, _SCORE_WEIGHTS = np.polynomial.hermite_e.hermegauss(24)
 _SCORE_WEIGHTS = _SCORE_WEIGHTS / _SCORE_WEIGHTS.sum()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How unlike turns are: long and short ones make a trajectory longer or shorter than its number of turns says.
-
-    A turn takes what it generates, and what it waits, each drawn anew; both in units of a turn's mean duration.
-    """
-
-    generates: Distribution
-    waits: Distribution
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,8 +236,9 @@ class _Ending:
         at = (np.array(part.values) - part.values[0]) / self._step
         low = at.astype(np.int64)
         weights = np.array(part.weights)
-        mass = np.bincount(low, weights=weights * (1 - (at - low)), minlength=_LATTICE + 1)
-        mass += np.bincount(low + 1, weights=weights * (at - low), minlength=_LATTICE + 1)
+        points = _LATTICE + 2  # where nothing adds up the last value may lie at the very end of the lattice
+        mass = np.bincount(low, weights=weights * (1 - (at - low)), minlength=points)
+        mass += np.bincount(low + 1, weights=weights * (at - low), minlength=points)
         return np.asarray(mass[:_LATTICE], dtype=np.float64)
 
 

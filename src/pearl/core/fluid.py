@@ -34,9 +34,11 @@ import numpy as np
 import numpy.typing as npt
 
 from pearl.core.curve import Curve, crossing
-from pearl.core.distribution import Floats, constant
-from pearl.core.drain import SLICES, Drain, Pace, drain_of, joined
-from pearl.core.makespan import SERVING_ROLES, Candidates, Forecast, Infeasible, Ints, Predictions, Profile
+from pearl.core.distribution import Floats
+from pearl.core.drain import SLICES, Drain, drain_of, joined
+from pearl.core.feasible import Limits
+from pearl.core.makespan import Candidates, Forecast, Infeasible, Ints, Predictions, Profile
+from pearl.core.pace import pace_of
 from pearl.core.progress import Progress
 from pearl.core.state import Role
 from pearl.core.stations import POINTS, stations_of
@@ -52,8 +54,6 @@ BLOCK = 256
 """Candidates at a time: their arrays stay in a core's cache."""
 APPEND_TOKENS = (0, 256, 2048)
 """Bounds of append-prefill to choose from: without, short replies, nearly all."""
-LONGEST = 0.99
-"""Quantile of turns whose context must fit on a worker alone."""
 SPLITS = np.arange(11) / 10
 """Shares of trajectories that one of two sides of a fleet may take; the best is taken, anew in each slice."""
 
@@ -70,9 +70,9 @@ class FluidPredictor:
 
     def forecast(self, profile: Profile, progress: Progress) -> Forecast:
         """Of one profile and progress."""
-        pace, coming = _pace(profile), progress.coming
+        pace, coming = pace_of(profile), progress.coming
         drain = drain_of(profile.workload, progress, pace)
-        limits = _Limits(profile)
+        limits = Limits(profile)
         network: _Network | None = None
         later: _Network | None = None
 
@@ -391,58 +391,3 @@ def _reuse(capacity_tokens: Floats, needed_tokens: Floats) -> Floats:
     """
     held = np.minimum(1.0, capacity_tokens / np.maximum(needed_tokens, 1.0))
     return np.asarray(np.maximum(3 * held - 2, 0.0), dtype=np.float64)
-
-
-class _Limits:
-    """What candidates of a profile must keep."""
-
-    def __init__(self, profile: Profile) -> None:
-        work, platform = profile.workload, profile.platform
-        longest = work.context_tokens(work.turns.quantile(LONGEST) - 1) + work.generated_tokens.mean
-        tps = platform.tps
-        # Looked up by tensor parallelism; beyond the largest one nothing is known.
-        self._unknown = np.array([tp not in tps for tp in range(tps[-1] + 2)])
-        self._small = np.array(
-            [tp in tps and platform.by_tp[tp].kv_capacity_tokens < longest for tp in range(tps[-1] + 2)]
-        )
-        self._pairs = platform.tp_pairs
-
-    def broken(self, candidates: Candidates) -> Ints:
-        """Why candidates cannot serve, `Infeasible.NO` where they can."""
-        prefill, decode, colocated = (candidates.workers[role] > 0 for role in SERVING_ROLES)
-        second = candidates.second > 0
-        pools = [(candidates.workers[role] > 0, candidates.tp[role]) for role in SERVING_ROLES]
-        unknown = np.zeros(len(candidates), dtype=bool)
-        small = np.zeros(len(candidates), dtype=bool)
-        for some, tp in (*pools, (second, candidates.second_tp)):
-            place = np.minimum(tp, len(self._unknown) - 1)
-            unknown |= some & self._unknown[place]
-            small |= some & self._small[place]
-        if self._pairs is not None:
-            pairs = zip(candidates.tp[Role.PREFILL].tolist(), candidates.tp[Role.DECODE].tolist(), strict=True)
-            unknown |= prefill & np.array([pair not in self._pairs for pair in pairs], dtype=bool)
-        found = {
-            Infeasible.KV_CAPACITY: small,
-            Infeasible.UNKNOWN_TP: unknown,
-            Infeasible.NO_WORKERS: ~(colocated | decode) | (prefill != decode),
-            Infeasible.UNSUPPORTED: second & (~colocated | decode),
-        }
-        why = np.full(len(candidates), int(Infeasible.NO))
-        for reason, where in found.items():  # the last one that holds is what is said
-            why[where] = reason
-        return why
-
-
-def _pace(profile: Profile) -> Pace:
-    """How turns vary on a worker of its own."""
-    work, platform = profile.workload, profile.platform
-    tp = platform.tps[0]
-    context = work.context_tokens(work.turns.mean / 2)
-    token_s = platform.by_tp[tp].iterations.seconds(0, 1, context) * platform.scale(tp)
-    turn_s = work.generated_tokens.mean * token_s + work.env_s.mean
-    if turn_s <= 0:
-        return Pace(generates=constant(1.0), waits=constant(0.0))
-    return Pace(
-        generates=work.generated_tokens.scaled(token_s / turn_s) if token_s > 0 else constant(0.0),
-        waits=work.env_s.scaled(1 / turn_s),
-    )

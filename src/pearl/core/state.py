@@ -1,7 +1,7 @@
 """The GPU-worker-role state: which worker sits on which GPUs, in which role, whether it serves, and how long GPUs stay.
 
 Events fold in one after the other, each giving a new version with a hash; an event that would break an invariant is
-refused and the state stays as it was. Invariants, checked in `_violation` (`_breaks` says quickly that there is none):
+refused and the state stays as it was. Invariants, checked in `_violation` alone:
 
 - *slots*: a worker keeps its slot and its GPUs for life; a slot that comes back has the GPUs that it had.
 - *one server*: a GPU never serves two active workers, so never training and rollout at once.
@@ -128,11 +128,11 @@ def fold(state: FleetState, event: StateEvent) -> FleetState | StateRefusal:
     changed = _apply(state, event)
     if isinstance(changed, StateRefusal):
         return changed
-    if isinstance(event, WorkerAdded | ActivityChanged | RoleChanged) and _breaks(
-        changed, changed.workers[event.worker]
-    ):
-        return _violation(changed) or replace(changed, version=state.version + 1)
-    # Nothing else can be wrong by now: whatever leaves, leaves with all that sits on it.
+    # Nothing but what changed can be wrong: whatever leaves, leaves with all that sits on it.
+    if isinstance(event, WorkerAdded | ActivityChanged | RoleChanged):
+        violation = _violation(changed, changed.workers[event.worker])
+        if violation is not None:
+            return violation
     return replace(changed, version=state.version + 1)
 
 
@@ -271,37 +271,23 @@ def _with_worker(state: FleetState, worker: Worker) -> FleetState:
     return replace(state, workers=MappingProxyType({**state.workers, worker.id: worker}))
 
 
-def _breaks(state: FleetState, worker: Worker) -> bool:
-    """Whether a worker breaks an invariant in a state where all the others do not."""
-    if _misplaced(state, worker) is not None:
-        return True
-    if worker.activity is not Activity.ACTIVE:
-        return False
+def _violation(state: FleetState, worker: Worker) -> StateRefusal | None:
+    """What a worker breaks in a state where the others break nothing."""
+    if (bad := _misplaced(state, worker)) is not None or worker.activity is not Activity.ACTIVE:
+        return bad
     gpus = frozenset(worker.gpus)
-    active = Activity.ACTIVE
-    return any(
-        other.activity is active and other.id != worker.id and not gpus.isdisjoint(other.gpus)
-        for other in state.workers.values()
-    )
-
-
-def _violation(state: FleetState) -> StateRefusal | None:
-    serving: dict[GpuId, WorkerId] = {}
-    for worker_id in sorted(state.workers):
-        worker = state.workers[worker_id]
-        if bad := _misplaced(state, worker):
-            return bad
-        for gpu_id in worker.gpus if worker.activity is Activity.ACTIVE else ():
-            if serving.setdefault(gpu_id, worker_id) != worker_id:
-                return StateRefusal(
-                    reason=RefusalReason.GPU_BUSY,
-                    detail=f"GPU {gpu_id} would serve workers {serving[gpu_id]} and {worker_id}",
-                )
+    for other in state.workers.values():
+        if other.activity is Activity.ACTIVE and other.id != worker.id and not gpus.isdisjoint(other.gpus):
+            first, second = sorted((other.id, worker.id))
+            shared = next(gpu for gpu in worker.gpus if gpu in other.gpus)
+            return StateRefusal(
+                reason=RefusalReason.GPU_BUSY, detail=f"GPU {shared} would serve workers {first} and {second}"
+            )
     return None
 
 
 def _misplaced(state: FleetState, worker: Worker) -> StateRefusal | None:
-    """The part of `_violation` that concerns one worker."""
+    """Whether a worker sits where it cannot, whatever the others do."""
     if not worker.gpus:
         return StateRefusal(reason=RefusalReason.NO_GPU, detail=f"worker {worker.id} has no GPU")
     for gpu_id in worker.gpus:

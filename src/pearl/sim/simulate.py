@@ -149,16 +149,7 @@ class _World:
             left=self.store.leave,
         )
         self.availability = self._availability()
-        self.source = SimGpuSource(
-            self.availability,
-            SourceSettings(
-                unit_gpus=max(recipe.fleet.tp),
-                node_gpus=recipe.fleet.gpus_per_node,
-                notice_s=simulation.notice_s,
-                seed=recipe.run.seed,
-            ),
-            on_withdrawn=self._withdrawn,
-        )
+        self.source = self._source()
         self.pool = SimEnvironmentPool(
             recipe.environment.slots,
             hidden.workload or configured_workload(recipe.workload, seed=recipe.run.seed),
@@ -242,6 +233,19 @@ class _World:
                 step_gpus=simulation.change_gpus,
             )
         return ((0.0, most),) if most else ()
+
+    def _source(self) -> SimGpuSource:
+        recipe = self.recipe
+        return SimGpuSource(
+            self.availability,
+            SourceSettings(
+                unit_gpus=max(recipe.fleet.tp),
+                node_gpus=recipe.fleet.gpus_per_node,
+                notice_s=recipe.simulation.notice_s,
+                seed=recipe.run.seed,
+            ),
+            on_withdrawn=self._withdrawn,
+        )
 
     def _withdrawn(self, gpus: tuple[GpuId, ...]) -> None:
         """Processes die with their GPUs."""

@@ -6,17 +6,19 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import gamma
+from scipy.stats import binom, gamma, norm
 
 from pearl.core.distribution import Distribution, constant, distribution_of
-from pearl.core.drain import SLICES, Drain, Pace, drain_of
+from pearl.core.drain import SLICES, Drain, drain_of, joined
+from pearl.core.pace import Pace
 from pearl.core.progress import Progress, fresh_batch
 from pearl.core.workload import WorkloadProfile
 
 
-def work(turns: Distribution) -> WorkloadProfile:
+def work(turns: Distribution, likeness: float = 0.0) -> WorkloadProfile:
     return WorkloadProfile(
         turns=turns,
+        likeness=likeness,
         prompt_tokens=constant(100),
         new_tokens=constant(10),
         generated_tokens=constant(10),
@@ -40,8 +42,8 @@ STEADY = pace_of(0.0, 0.0)
 """Turns all alike."""
 
 
-def drain(turns: Distribution, progress: Progress, pace: Pace = STEADY) -> Drain:
-    found = drain_of(work(turns), progress, pace)
+def drain(turns: Distribution, progress: Progress, pace: Pace = STEADY, likeness: float = 0.0) -> Drain:
+    found = drain_of(work(turns, likeness), progress, pace)
     assert found is not None
     return found
 
@@ -234,6 +236,12 @@ class TestTurnsOfDifferentDuration:
         assert found.turns == pytest.approx(float(last.mean()), rel=0.02)
         assert found.spread_turns == pytest.approx(float(last.std()), rel=0.1)
 
+    @pytest.mark.parametrize("waits", [constant(1.0), Distribution((0.0, 4.0), (0.75, 0.25))])
+    def test_the_end_of_a_last_turn_is_half_of_a_mean_one(self, waits: Distribution) -> None:
+        """Of those beyond every length no whole turn is left, and nothing that could vary."""
+        found = drain(constant(8), running({8: 5, 9: 2}), Pace(generates=constant(0.0), waits=waits))
+        assert found.turns == pytest.approx(0.5, abs=0.02)
+
     def test_how_far_the_latest_may_be(self) -> None:
         """1000 groups of 100, of 16 turns each: sums of gamma-distributed turns have a shape of 16 / 0.25 ** 2."""
         found = drain(constant(16), running({0: 100_000}, groups=1000), pace_of(1.0, 0.25))
@@ -297,6 +305,191 @@ def drawn(lengths: Distribution, progress: Progress, pace: Pace, draws: int) -> 
             turns = turns - varying * whole + varying * rng.gamma(whole / cv**2, cv**2)
         columns.append(turns)
     return rng.permuted(np.concatenate(columns, axis=1), axis=1)
+
+
+class TestSumsOfTurns:
+    """A trajectory of n turns of which each waits 50 units with a chance of 0.04, and else not: waits are binomial."""
+
+    WAITS = Pace(generates=constant(1.0), waits=Distribution((0.0, 50.0), (0.96, 0.04)))
+
+    @pytest.mark.parametrize(("turns", "trajectories"), [(10, 1), (10, 32), (3, 32), (40, 8)])
+    def test_the_slowest(self, turns: int, trajectories: int) -> None:
+        """Waits: at most k with a chance of F(k) ** trajectories. The close is known to a 48th of when it may be."""
+        found = drain(constant(turns), fresh_batch(1, trajectories), self.WAITS)
+        waits = np.arange(turns + 1)
+        chance = np.diff(binom.cdf(waits, turns, 0.04) ** trajectories, prepend=0.0)
+        mean = turns + 50 * float(chance @ waits)
+        spread = 50 * math.sqrt(float(chance @ waits**2) - float(chance @ waits) ** 2)
+        assert found.turns == pytest.approx(mean, rel=0.02 if trajectories > 1 else 0.04)
+        assert found.spread_turns == pytest.approx(spread, rel=0.03)
+
+    def test_who_waits_is_left(self) -> None:
+        """After 10 turns all are there who waited at least once, after 60 those who waited more than once."""
+        found = drain(constant(10), fresh_batch(1, 100), self.WAITS)
+        at = positions(found)
+        want = 100 * (1 - binom.cdf(np.floor((at - 10) / 50), 10, 0.04))
+        inside = (np.abs((at - 10) % 50 - 25) < 20) | (at < 9)
+        assert inside.sum() >= 6
+        assert found.population[inside] == pytest.approx(np.maximum(want[inside], 1.0), rel=0.03, abs=0.3)
+
+    def test_what_is_generated_and_what_is_waited_vary_apart(self) -> None:
+        """Of one trajectory variances add up, each as often as there are turns."""
+        pace = Pace(
+            generates=Distribution((0.0, 1.0), (0.5, 0.5)),
+            waits=Distribution((0.25, 1.75), (5 / 6, 1 / 6)),
+        )
+        found = drain(constant(12), running({0: 1}), pace)
+        assert found.turns == pytest.approx(12, rel=0.01)
+        assert found.spread_turns == pytest.approx(math.sqrt(12 * (0.25 + 1.5**2 * 5 / 36)), rel=0.02)
+
+
+class TestLikeness:
+    @pytest.mark.parametrize("likeness", [0.2, 0.6])
+    @pytest.mark.parametrize(("groups", "size", "needed"), [(4, 16, 4), (8, 8, 3), (2, 24, 1)])
+    def test_like_groups_drawn_at_random(self, likeness: float, groups: int, size: int, needed: int) -> None:
+        """Scores of members: what the group has, and what is their own; lengths are the quantiles of these."""
+        progress = running({0: groups * size}, groups=groups, needed=needed)
+        found = drain(LONG, progress, likeness=likeness)
+        closes = np.sort(lengths_of(groups, size, likeness).max(axis=2), axis=1)[:, needed - 1]
+        assert found.turns == pytest.approx(float(closes.mean()), rel=0.03)
+        assert found.spread_turns == pytest.approx(float(closes.std()), rel=0.1)
+
+    def test_members_all_alike_are_one(self) -> None:
+        """As a batch of groups of one, nearly: scores differ a little at all times."""
+        alike, single = drain(LONG, fresh_batch(6, 16), likeness=1.0), drain(LONG, fresh_batch(6, 1))
+        unlike = drain(LONG, fresh_batch(6, 16))
+        assert single.turns < alike.turns < single.turns + 0.2 * (unlike.turns - single.turns)
+
+    def test_a_group_of_one_is_like_itself(self) -> None:
+        alone, alike = drain(LONG, fresh_batch(24, 1)), drain(LONG, fresh_batch(24, 1), likeness=0.7)
+        assert alike.turns == pytest.approx(alone.turns, rel=1e-3)
+
+    def test_who_is_in_flight_is_as_many_whatever_they_have_in_common(self) -> None:
+        """At the same turn: half of them are gone after the median."""
+        lengths = Distribution((4.0, 40.0), (0.75, 0.25))
+        found = drain(lengths, fresh_batch(8, 8), likeness=0.5)
+        at = positions(found)
+        assert found.population[(at > 4.5) & (at < 40)] == pytest.approx(16.0)
+
+    def test_only_what_turns_explain_is_alike(self) -> None:
+        """Durations of turns are each one's own: where all have 12 turns nothing is alike."""
+        pace = pace_of(1.0, 2.0)
+        assert (
+            drain(constant(12), fresh_batch(4, 16), pace, 0.9).turns
+            == drain(constant(12), fresh_batch(4, 16), pace).turns
+        )
+
+    def test_numbers_of_turns_that_are_alike_and_durations_that_are_not(self) -> None:
+        """Variances: of the numbers of turns 72 (their mean is 15.9), of as many durations 16 of what is drawn here."""
+        rng = np.random.default_rng(11)
+        turns = lengths_of(4, 16, 0.6)
+        cv = 1.0
+        taken = rng.gamma(turns / cv**2, cv**2).max(axis=(1, 2))
+        found = drain(LONG, fresh_batch(4, 16), pace_of(1.0, cv), 0.6)
+        assert found.turns == pytest.approx(float(taken.mean()), rel=0.03)
+        assert found.spread_turns == pytest.approx(float(taken.std()), rel=0.12)
+
+
+def lengths_of(groups: int, size: int, likeness: float, draws: int = 4000) -> np.ndarray:
+    """Turns of trajectories from `LONG`, shape `[draws, groups, size]`."""
+    rng = np.random.default_rng(13)
+    own, common = rng.standard_normal((draws, groups, size)), rng.standard_normal((draws, groups, 1))
+    shares = norm.cdf(math.sqrt(likeness) * common + math.sqrt(1 - likeness) * own)
+    ends = np.cumsum(LONG.weights)
+    return np.array(LONG.values)[np.minimum(np.searchsorted(ends, shares), len(ends) - 1)]
+
+
+class TestDueGroups:
+    def test_the_batch_waits_for_those_that_are_due(self) -> None:
+        """4 of 8 turns are done by the other group, which is not needed, but in flight until it ends."""
+        progress = Progress(
+            batch_trajectories=3,
+            unfinished=3,
+            live_groups=2,
+            needed_groups=1,
+            running={0: 3, 4: 5},
+            due_groups=1,
+            due={0: 3},
+        )
+        found = drain(constant(8), progress)
+        assert found.turns == pytest.approx(8, rel=1e-4)
+        assert found.population == pytest.approx(np.where(positions(found) < 3.5, 8.0, 3.0))
+
+    def test_nobody_is_due(self) -> None:
+        progress = running({0: 3, 4: 3}, groups=2, needed=1)
+        assert drain(constant(8), progress).turns < 8
+
+    @pytest.mark.parametrize("name", ["partly", "all of them", "with others"])
+    def test_like_trajectories_drawn_at_random(self, name: str) -> None:
+        """Due groups all, and of the others the first ones."""
+        due, others, groups, needed_others = {
+            "partly": ({6: 16, 0: 8}, {0: 24}, (3, 3), 0),
+            "all of them": ({12: 32}, {3: 32}, (4, 4), 0),
+            "with others": ({9: 16}, {2: 32, 5: 16}, (2, 6), 2),
+        }[name]
+        both = {turns: due.get(turns, 0) + others.get(turns, 0) for turns in {*due, *others}}
+        progress = Progress(
+            batch_trajectories=sum(due.values()) + 8 * needed_others,
+            unfinished=sum(due.values()) + 8 * needed_others,
+            live_groups=sum(groups),
+            needed_groups=groups[0] + needed_others,
+            running=both,
+            due_groups=groups[0],
+            due=due,
+        )
+        found = drain(LONG, progress, SOME)
+        must = drawn(LONG, running(due), SOME, 3000)
+        may = drawn(LONG, running(others), SOME, 3000)
+        first = np.sort(np.stack([part.max(axis=1) for part in np.array_split(may, groups[1], axis=1)], axis=1), axis=1)
+        closes = must.max(axis=1)
+        if needed_others:
+            closes = np.maximum(closes, first[:, needed_others - 1])
+        assert found.turns == pytest.approx(float(closes.mean()), rel=0.04)
+        at = positions(found)
+        everybody = np.concatenate((must, may), axis=1)
+        in_flight = (everybody[:, :, None] > at).sum(axis=1).mean(axis=0)
+        assert found.population == pytest.approx(np.maximum(in_flight, 1.0), rel=0.06, abs=0.02 * everybody.shape[1])
+
+
+class TestJoined:
+    def test_who_comes_does_not_change_the_way(self) -> None:
+        before = drain(LONG, fresh_batch(2, 8))
+        after = joined(before, work(LONG), STEADY, 24)
+        assert (after.turns, after.spread_turns) == (before.turns, before.spread_turns)
+        assert after.slice_turns is before.slice_turns
+
+    def test_by_hand(self) -> None:
+        """5 after 3 of 8 turns, 4 1/2 more; 15 begin and are all there: a quarter has done 3 more."""
+        before = drain(constant(8), running({3: 5}))
+        after = joined(before, work(constant(8)), STEADY, 15)
+        at = np.cumsum(before.slice_turns) - before.slice_turns / 2
+        assert after.population == pytest.approx(np.full(SLICES, 20.0))
+        assert after.turns_done == pytest.approx((5 * before.turns_done + 15 * at) / 20)
+        assert after.first_share.tolist() == [0.0] * SLICES
+
+    def test_prompts_of_those_who_come_are_no_turns_of_the_first_slice(self) -> None:
+        """They are computed when they come: the share of first turns is that of 4 among 16."""
+        after = joined(drain(constant(8), fresh_batch(1, 4)), work(constant(8)), STEADY, 12)
+        assert after.first_share.tolist() == [0.25] + [0.0] * (SLICES - 1)
+
+    def test_short_ones_leave_again(self) -> None:
+        """Half of 16 have two turns, the others ten, as has who is waited for: he is one of at most nine then."""
+        lengths = Distribution((2.0, 10.0), (0.5, 0.5))
+        before = drain(lengths, running({2: 1}))
+        after = joined(before, work(lengths), STEADY, 16)
+        at = np.cumsum(before.slice_turns) - before.slice_turns / 2
+        sure = np.abs(at - 2) > 0.2
+        assert after.population[sure] == pytest.approx(np.where(at < 2, 17.0, 9.0)[sure])
+        late = (at > 2.2) & sure
+        assert late.any()
+        assert after.turns_done[late] == pytest.approx((before.turns_done[late] + 8 * at[late]) / 9)
+
+    def test_all_have_left_before_the_end(self) -> None:
+        """Single turns beside ten."""
+        before = drain(constant(10), running({0: 2}))
+        after = joined(before, work(constant(1)), STEADY, 50)
+        assert after.population[-1] == pytest.approx(2.0)
+        assert after.turns_done[-1] == pytest.approx(float(before.turns_done[-1]))
 
 
 def test_a_closed_batch_does_not_drain() -> None:

@@ -18,8 +18,7 @@ from pearl.core.makespan import Candidates, Infeasible, Predictions, Profile, Ta
 from pearl.core.platform import Platform
 from pearl.core.profile import HandOff
 from pearl.core.progress import Progress, fresh_batch
-from pearl.core.shape import Pool, Shape
-from pearl.core.state import Role
+from pearl.core.shape import Shape
 from pearl.core.workload import WorkloadProfile
 from tests.platforms import engine_profile, linear_times, platform_of, target
 
@@ -376,91 +375,124 @@ class TestError:
         assert found.error_s[0] == pytest.approx(0, abs=1e-6)
 
 
-def bare(*pools: tuple[Role, int, int]) -> Target:
-    """Pools that no parser would take."""
-    return Target(shape=Shape(tuple(Pool(role=role, workers=workers, tp=tp) for role, workers, tp in pools)))
+NOBODY = Target(shape=Shape(()))
 
 
-P, D, C = Role.PREFILL, Role.DECODE, Role.COLOCATED
+def test_what_cannot_serve_takes_for_ever() -> None:
+    """Beside what can, and in its place; `test_feasible` has the reasons."""
+    only = Platform(by_tp={2: PLATFORM.by_tp[2], 4: engine_profile(4, TIMES, capacity=1)})
+    fleets = [target("1C@tp2"), NOBODY, target("1P1D@tp2"), target("1C@tp1"), target("1C@tp4")]
+    found = predict(fleets, platform=only)
+    reasons = [Infeasible.NO, Infeasible.NO_WORKERS, Infeasible.NO, Infeasible.UNKNOWN_TP, Infeasible.KV_CAPACITY]
+    assert found.infeasible.tolist() == reasons
+    assert found.close_s.tolist() == pytest.approx(
+        [ALONE_S + 0.25, math.inf, ALONE_S + 0.29, math.inf, math.inf], rel=5e-3
+    )
+    assert np.isfinite(found.error_s).tolist() == [True, False, True, False, False]
 
 
-class TestInfeasible:
+class TestWhoIsComing:
+    """Others begin on the way, when an update ends: engines load weights, contexts are computed again, the fleet is shared.
+
+    Contexts of 1,000 tokens from the first turn to the last; 8 after one of 4 turns, 2 1/2 turns left; 1 or 8 are coming.
+    """
+
+    @staticmethod
+    def progress(coming: int, coming_s: float, pause_s: float = 0.0) -> Progress:
+        return Progress(
+            batch_trajectories=8,
+            unfinished=8,
+            live_groups=1,
+            needed_groups=1,
+            running={1: 8},
+            coming=coming,
+            coming_s=coming_s,
+            pause_s=pause_s,
+        )
+
+    def close_s(self, text: str, work: WorkloadProfile, *args: float, platform: Platform = PLATFORM) -> float:
+        return float(predict([target(text)], work, platform, self.progress(*args)).close_s[0])  # type: ignore[arg-type]
+
+    WAITING = replace(STATIC, env_s=constant(1e4))
+    """All time is waiting: whoever shares the fleet does not matter, so that what is left is pauses and contexts."""
+    SHARED = replace(STATIC, prompt_tokens=constant(1))
+    """Nothing to compute again, and nobody waits: what is left is who shares the fleet."""
+
     @pytest.mark.parametrize(
-        ("fleet", "reason"),
+        ("text", "theta", "factor", "prompt"),
         [
-            (bare(), Infeasible.NO_WORKERS),
-            (bare((P, 1, 1)), Infeasible.NO_WORKERS),
-            (bare((D, 1, 1)), Infeasible.NO_WORKERS),
-            (bare((P, 1, 1), (C, 1, 1)), Infeasible.NO_WORKERS),
-            (bare((D, 1, 1), (C, 1, 1)), Infeasible.NO_WORKERS),
-            (bare((P, 1, 1), (D, 1, 1)), Infeasible.NO),
-            (bare((P, 1, 1), (D, 1, 1), (C, 1, 1)), Infeasible.NO),
-            (target("1C"), Infeasible.NO),
-            (target("1C@tp1+1C@tp2"), Infeasible.NO),
-            (target("1P@tp1+1D@tp1+1C@tp1+1C@tp2"), Infeasible.UNSUPPORTED),
-            (target("1C@tp3"), Infeasible.UNKNOWN_TP),
-            (target("1C@tp4"), Infeasible.UNKNOWN_TP),
-            (target("1C@tp1+1C@tp4"), Infeasible.UNKNOWN_TP),
-            (target("1C@tp4+1C@tp1"), Infeasible.UNKNOWN_TP),
-            (target("1P@tp4+1D@tp1"), Infeasible.UNKNOWN_TP),
-            (target("1P@tp1+1D@tp4"), Infeasible.UNKNOWN_TP),
-            (target("1P@tp1+1D@tp1+1C@tp4"), Infeasible.UNKNOWN_TP),
+            ("1C", 1.0, 1.0, 1.0),
+            ("4C", 0.0, 1 / 4, 1 / 4),
+            ("1C@tp1+3C@tp2", 1.0, 1 / 4, 1 / 4),
+            # A half generates and is computed again on 3 decode workers, the other half and those who come wait for 2.
+            ("2P3D", 1.0, 0.5 * 0.5 / 3 + 0.5 * 0.5 / 2, 0.5 / 2),
+            # f = 1/4.
+            ("1P2D", 3.0, 0.25 * 0.25 / 2 + 0.75 * 0.75, 0.75),
+            ("1P2D", 0.0, 1 / 2, 0.0),
         ],
     )
-    def test_reasons(self, fleet: Target, reason: Infeasible) -> None:
-        found = predict([target("2C"), fleet])
-        assert found.infeasible.tolist() == [Infeasible.NO, reason]
-        assert np.isfinite(found.close_s).tolist() == np.isfinite(found.error_s).tolist() == [True, not reason]
+    def test_contexts_are_computed_again(self, text: str, theta: float, factor: float, prompt: float) -> None:
+        """8 of 1,000 tokens, and 1 or 2 prompts of 1,000, at the price of a full chunk."""
+        work = replace(self.WAITING, theta=theta)
+        alone = self.close_s(text, work, 0, 12_000.0)
+        for coming in (1, 2):
+            more = self.close_s(text, work, coming, 12_000.0) - alone
+            assert more == pytest.approx((8_000 * factor + coming * 1_000 * prompt) * TOKEN_S, rel=0.02)
 
-    def test_a_second_pool_without_a_first(self) -> None:
-        alone = candidates_of([target("1C@tp1+1C@tp2")])
-        alone = replace(alone, workers={**alone.workers, C: np.zeros(1, dtype=np.int64)})
-        assert predict(alone).infeasible.tolist() == [Infeasible.UNSUPPORTED]
+    def test_each_parallelism_at_its_own_pace(self) -> None:
+        """Prefill and decode workers of which one kind is twice as slow; a half generates."""
+        work = replace(self.WAITING, theta=1.0)
+        slow = replace(PLATFORM, time_scale={2: 2.0})
+        for text, there, queue in (("1P@tp1+1D@tp2", 2.0, 1.0), ("1P@tp2+1D@tp1", 1.0, 2.0)):
+            more = self.close_s(text, work, 1, 12_000.0, platform=slow) - self.close_s(
+                text, work, 0, 12_000.0, platform=slow
+            )
+            want = 0.5 * 0.5 * 8_000 * there + 0.5 * (0.5 * 8_000 + 1_000) * queue
+            assert more == pytest.approx(want * TOKEN_S, rel=0.02)
 
-    def test_parallelisms_of_roles_without_workers_do_not_matter(self) -> None:
-        """Neither unknown ones nor those without room; 1 where there is nobody."""
-        only = Platform(by_tp={2: PLATFORM.by_tp[2], 4: engine_profile(4, TIMES, capacity=1)})
-        found = predict([target("1C@tp2"), target("1P1D@tp2"), target("1C@tp1")], platform=only)
-        assert found.infeasible.tolist() == [Infeasible.NO, Infeasible.NO, Infeasible.UNKNOWN_TP]
-        assert found.close_s[:2] == pytest.approx([ALONE_S + 0.25, ALONE_S + 0.29], rel=5e-3)
+    @pytest.mark.parametrize(
+        ("coming_s", "pause_s", "stands_s"),
+        [
+            (12_000.0, 500.0, 500.0),
+            (12_000.0, 0.0, 0.0),
+            # All that is left of an update may be its pause, and no more of it is left than of the update.
+            (300.0, 300.0, 300.0),
+            (100.0, 400.0, 100.0),
+            # It begins before the close, after 25,000 s, though it would end later.
+            (25_300.0, 500.0, 500.0),
+        ],
+    )
+    @pytest.mark.parametrize("text", ["2C", "1P1D"])
+    def test_engines_stand_still(self, text: str, coming_s: float, pause_s: float, stands_s: float) -> None:
+        refilled = self.close_s(text, self.WAITING, 1, 12_000.0)
+        assert self.close_s(text, self.WAITING, 1, coming_s, pause_s) - refilled == pytest.approx(stands_s, abs=2.0)
 
-    def test_pairs(self) -> None:
-        """Allowed is (2, 1); of colocated workers nothing is said."""
-        platform = replace(PLATFORM, tp_pairs=frozenset({(2, 1)}))
-        fleets = [target(text) for text in ("1P@tp2+1D@tp1", "1P@tp1+1D@tp2", "1P1D", "1C@tp1", "1C@tp2+1C@tp1")]
-        no, unknown = Infeasible.NO, Infeasible.UNKNOWN_TP
-        assert predict(fleets, platform=platform).infeasible.tolist() == [no, unknown, unknown, no, no]
+    @pytest.mark.parametrize(("coming_s", "pause_s"), [(26_000.0, 0.0), (26_000.0, 500.0), (1e9, 1e3)])
+    def test_who_comes_after_the_close_is_nobody(self, coming_s: float, pause_s: float) -> None:
+        alone = self.close_s("2C", self.WAITING, 0, 0.0)
+        assert 25_000 < alone < 25_500
+        assert self.close_s("2C", self.WAITING, 1, coming_s, pause_s) == alone
 
-    @pytest.mark.parametrize("text", ["1C@tp1", "1P@tp1+1D@tp2", "1P@tp2+1D@tp1", "1C@tp1+1C@tp2", "1C@tp2+1C@tp1"])
-    @pytest.mark.parametrize(("capacity", "reason"), [(330, Infeasible.NO), (329, Infeasible.KV_CAPACITY)])
-    def test_the_longest_context_fits_on_a_worker_alone(self, text: str, capacity: int, reason: Infeasible) -> None:
-        """100 + 3 * (50 + 20) + 20 tokens at the end of the last turn."""
-        found = predict([target(text), target("1C@tp2")], platform=room(capacity))
-        assert found.infeasible.tolist() == [reason, Infeasible.NO]
+    @pytest.mark.parametrize("when", [0.0, 0.2, 0.5, 0.9])
+    @pytest.mark.parametrize("text", ["1C", "2P1D"])
+    def test_the_fleet_is_shared_from_then_on(self, text: str, when: float) -> None:
+        """At the pace of 8 until then, at that of 16 for the turns that are left then."""
+        eight = self.close_s(text, self.SHARED, 0, 0.0)
+        sixteen = float(
+            predict([target(text)], self.SHARED, progress=replace(self.progress(0, 0.0), running={1: 16})).close_s[0]
+        )
+        assert sixteen > 1.2 * eight
+        found = self.close_s(text, self.SHARED, 8, when * eight)
+        assert found == pytest.approx(when * eight + (1 - when) * sixteen, rel=0.02)
 
-    @pytest.mark.parametrize(("share", "reason"), [(0.010, Infeasible.NO), (0.011, Infeasible.KV_CAPACITY)])
-    def test_but_for_one_in_a_hundred(self, share: float, reason: Infeasible) -> None:
-        work = replace(WORK, turns=Distribution((4.0, 40.0), (1 - share, share)))
-        assert predict([target("1C")], work=work, platform=room(330)).infeasible.tolist() == [reason]
-
-    def test_of_several_reasons_the_first(self) -> None:
-        """The shape, its workers, their parallelism, their room."""
-        platform = room(1)
-        fleets = [
-            target("1P@tp1+1D@tp1+1C@tp1+1C@tp4"),
-            bare((P, 1, 4)),
-            bare((P, 1, 1)),
-            target("1C@tp1+1C@tp4"),
-            target("1C@tp1"),
-        ]
-        want = [
-            Infeasible.UNSUPPORTED,
-            Infeasible.NO_WORKERS,
-            Infeasible.NO_WORKERS,
-            Infeasible.UNKNOWN_TP,
-            Infeasible.KV_CAPACITY,
-        ]
-        assert predict(fleets, platform=platform).infeasible.tolist() == want
+    def test_bounds_that_were_not_declared(self) -> None:
+        """Those who come are worked out anew with them."""
+        progress = self.progress(8, 0.2)
+        forecast = FluidPredictor(bounds=(0,)).forecast(Profile(workload=BUSY, platform=PLATFORM), progress)
+        first = forecast(candidates_of([target("1P1D")])).close_s[0]
+        append = forecast(candidates_of([target("1P1D", 64)])).close_s[0]
+        assert append == predict([target("1P1D", 64)], BUSY, progress=progress).close_s[0] != first
+        assert forecast(candidates_of([target("1P1D")])).close_s[0] == first
 
 
 FLEETS = [
@@ -500,6 +532,6 @@ class TestAtOnce:
 
     def test_a_closed_batch_takes_no_time(self) -> None:
         closed = Progress(batch_trajectories=4, unfinished=0, live_groups=2, needed_groups=0, running={1: 3})
-        found = predict([target("1C"), bare((P, 1, 1))], progress=closed)
+        found = predict([target("1C"), NOBODY], progress=closed)
         assert found.close_s.tolist() == found.error_s.tolist() == [0.0, 0.0]
         assert found.infeasible.tolist() == [Infeasible.NO, Infeasible.NO_WORKERS]

@@ -5,10 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from scipy.stats import norm
 
 from pearl.core.distribution import LARGEST, Distribution, constant
-from pearl.core.workload import WorkloadProfile, WorkloadSample, bubble_ratio, refit_workload, within_limits
+from pearl.core.workload import (
+    WorkloadProfile,
+    WorkloadSample,
+    bubble_ratio,
+    likeness_of,
+    refit_workload,
+    within_limits,
+)
 from pearl.errors import ProfileError
 
 PROFILE = WorkloadProfile(
@@ -42,6 +51,9 @@ class TestProfile:
             ({"turn_overhead_s": -0.1}, "turn_overhead_s: got -0.1, want a finite number >= 0"),
             ({"turn_overhead_s": math.inf}, "turn_overhead_s: got inf, want a finite number >= 0"),
             ({"theta": -0.1}, "theta: got -0.1, want a finite number >= 0"),
+            ({"likeness": -0.01}, r"likeness: got -0.01, want 0\.\.1"),
+            ({"likeness": 1.01}, r"likeness: got 1.01, want 0\.\.1"),
+            ({"likeness": math.nan}, r"likeness: got nan, want 0\.\.1"),
             ({"theta": math.nan}, "theta: got nan, want a finite number >= 0"),
         ],
     )
@@ -58,6 +70,8 @@ class TestProfile:
             {"retained": 1.0},
             {"turn_overhead_s": 0.0},
             {"theta": 0.0},
+            {"likeness": 0.0},
+            {"likeness": 1.0},
         ],
     )
     def test_the_edges_are_allowed(self, changes: dict[str, object]) -> None:
@@ -72,7 +86,7 @@ class TestProfile:
             generated_tokens=constant(1),
             env_s=constant(0),
         )
-        assert (plain.retained, plain.turn_overhead_s, plain.theta) == (1.0, 0.0, 0.0)
+        assert (plain.retained, plain.turn_overhead_s, plain.theta, plain.likeness) == (1.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +94,52 @@ class TestProfile:
 )
 def test_bubble_ratio(share: float, theta: float) -> None:
     assert bubble_ratio(share) == pytest.approx(theta)
+
+
+class TestLikeness:
+    def test_by_hand(self) -> None:
+        """Shares of mid-ranks 1/8, 3/8, 5/8, 7/8, so scores -a, -b, b, a: between (a + b)^2, within (a - b)^2 / 2."""
+        a, b = norm.ppf(7 / 8), norm.ppf(5 / 8)
+        between, within = (a + b) ** 2, (a - b) ** 2 / 2
+        want = (between - within) / (between + within)
+        assert likeness_of([[1, 2], [3, 4]]) == pytest.approx(want)
+        assert likeness_of([[3e9, 4e9], [0.1, 0.2]]) == pytest.approx(want)
+
+    def test_groups_of_different_sizes_by_hand(self) -> None:
+        """Scores -a, 0, a of {1, 3}, {2}: the one between is the mean of both, so nothing is between the groups."""
+        assert likeness_of([[1, 3], [2]]) == 0.0
+        # {1, 2}, {3}: sums -a and a over 2 and 1; size (3 - 5 / 3) / 1 = 4 / 3.
+        a = norm.ppf(5 / 6)
+        between, within = a**2 / 2 + a**2, 2 * a**2 - (a**2 / 2 + a**2)
+        want = (between - within) / (between + (4 / 3 - 1) * within)
+        assert likeness_of([[1, 2], [3]]) == pytest.approx(want)
+
+    def test_ties_share_a_rank(self) -> None:
+        """Two values: scores of 1/4 and 3/4, three of four of a kind in a group."""
+        s = norm.ppf(3 / 4)
+        between = 2 * (2 * s) ** 2 / 4
+        within = (8 * s**2 - between) / 6
+        want = (between - within) / (between + 3 * within)
+        assert likeness_of([[1, 1, 1, 5], [5, 5, 5, 1]]) == pytest.approx(want)
+
+    def test_all_alike_and_more_unlike_than_chance(self) -> None:
+        assert likeness_of([[1, 1], [2, 2], [3, 3, 3]]) == 1.0
+        assert likeness_of([[1, 9], [2, 8], [3, 7]]) == 0.0
+
+    @pytest.mark.parametrize("groups", [[], [[1, 2, 3]], [[1], [2], [3]], [[4, 4], [4, 4, 4]]])
+    def test_too_few_to_tell(self, groups: list[list[float]]) -> None:
+        """No two groups, nobody beside another, nothing that differs."""
+        assert likeness_of(groups) is None
+
+    @pytest.mark.parametrize("share", [0.0, 0.15, 0.5, 0.9])
+    def test_of_drawn_groups(self, share: float) -> None:
+        """Whole numbers of a skewed distribution, in groups of 2 to 15 whose scores have so much of their variance in common."""
+        rng = np.random.default_rng(17)
+        groups = []
+        for size in rng.integers(2, 16, 1500):
+            scores = math.sqrt(share) * rng.standard_normal() + math.sqrt(1 - share) * rng.standard_normal(size)
+            groups.append(np.ceil(np.exp(3 + 0.8 * scores)).tolist())
+        assert likeness_of(groups) == pytest.approx(share, abs=0.03)
 
 
 class TestLimits:
@@ -143,6 +203,8 @@ class TestRefit:
             (WorkloadSample(decoding_share=0.1), "theta", 1.5),
             (WorkloadSample(decoding_share=0.0), "theta", 0.625 / 0.375),
             (WorkloadSample(decoding_share=1.0), "theta", 0.6),
+            (WorkloadSample(likeness=0.8), "likeness", 0.2),
+            (WorkloadSample(likeness=0.0), "likeness", 0.0),
         ],
     )
     def test_numbers_move_by_their_share(self, sample: WorkloadSample, name: str, want: float) -> None:
@@ -190,6 +252,9 @@ class TestRefit:
             (WorkloadSample(decoding_share=-0.1), 1),
             (WorkloadSample(decoding_share=1.1), 1),
             (WorkloadSample(decoding_share=math.nan), 1),
+            (WorkloadSample(likeness=-0.1), 1),
+            (WorkloadSample(likeness=1.1), 1),
+            (WorkloadSample(likeness=math.nan), 1),
             (WorkloadSample(turns=[-1.0], retained=2.0, decoding_share=2.0), 3),
         ],
     )
