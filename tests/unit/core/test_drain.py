@@ -491,6 +491,19 @@ class TestJoined:
         assert after.population[-1] == pytest.approx(2.0)
         assert after.turns_done[-1] == pytest.approx(float(before.turns_done[-1]))
 
+    def test_nobody_has_done_more_turns_than_there_are(self) -> None:
+        """Those who come make two turns, of which one in ten takes a hundred times as long as the others."""
+        pace = Pace(generates=constant(0.1), waits=Distribution((0.0, 9.0), (0.9, 0.1)))
+        before = drain(constant(60), running({0: 1}))
+        after = joined(before, work(constant(2)), pace, 1000)
+        at = np.cumsum(before.slice_turns) - before.slice_turns / 2
+        waiting = (at > 3) & (at < 8)
+        assert waiting.any()
+        # One of them waits with a chance of 1 - 0.9 ** 2; the one before is alone.
+        assert after.population[waiting] == pytest.approx(1 + 1000 * 0.19, rel=0.02)
+        want = (before.turns_done[waiting] + 190 * 2.0) / 191
+        assert after.turns_done[waiting] == pytest.approx(want, rel=0.02)
+
 
 def test_a_closed_batch_does_not_drain() -> None:
     closed = Progress(batch_trajectories=4, unfinished=0, live_groups=2, needed_groups=0, running={3: 4})
