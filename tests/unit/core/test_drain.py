@@ -299,7 +299,8 @@ def drawn(lengths: Distribution, progress: Progress, pace: Pace, draws: int) -> 
             turns = np.full((draws, count), 0.5)
         if pace.waits.variance:
             # Sums of as many draws, one for each turn, of shape 1 / cv ** 2.
-            varying, cv = pace.waits.mean, pace.waits.cv
+            varying = pace.waits.mean
+            cv = math.sqrt(pace.waits.variance) / varying
             # What is left of a turn under way is half of a mean one.
             whole = np.floor(turns)
             turns = turns - varying * whole + varying * rng.gamma(whole / cv**2, cv**2)
