@@ -26,11 +26,21 @@ Result = dict[str, Any]
 """JSON as well."""
 
 
-def code_hash(*more: Path) -> str:
-    """Of the package's source and shipped tables, and of further files."""
+def code_hash(*more: Path, without: Sequence[str] = ()) -> str:
+    """Of the package's source and shipped tables, and of further files; `without` modules and folders of the package.
+
+    Raises:
+        FileNotFoundError: something that is left out, or a further file, is not there.
+    """
     digest = hashlib.sha256()
     source = ROOT / "src" / "pearl"
-    for path in [*sorted(p for p in source.rglob("*") if p.suffix in (".py", ".json")), *more]:
+    left_out = [source / name for name in without]
+    for path in left_out:
+        if not path.exists():
+            raise FileNotFoundError(f"code_hash: without: got {path.relative_to(source)}, which is not in {source}")
+    found = sorted(path for path in source.rglob("*") if path.suffix in (".py", ".json"))
+    used = [path for path in found if not any(path.is_relative_to(each) for each in left_out)]
+    for path in [*used, *more]:
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

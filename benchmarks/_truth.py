@@ -10,15 +10,17 @@ ended. The first steps are left out.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, lru_cache
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks import _cells
+from benchmarks._cells import ROOT, Result, code_hash
 from benchmarks._data import Data, find_data
-from benchmarks._predict_cells import PRIORS, Cell
+from benchmarks._predict_cells import PRIORS, Cell, Load
 from pearl.config.load import load_recipe
 from pearl.config.recipe import Recipe
 from pearl.core.decision import Moment
@@ -49,7 +51,13 @@ PATHS = 80
 FAR = 1_000_000
 """The first group of those."""
 MAX_TURNS = 145
-RECIPE = Path("recipes/sim/qwen3_8b_spot.toml")
+RECIPE = ROOT / "recipes" / "sim" / "qwen3_8b_spot.toml"
+PREDICTORS = tuple(
+    f"core/{name}.py" for name in ("curve", "drain", "feasible", "fluid", "lookup", "pace", "paper_model", "stations")
+)
+"""Modules that a truth does not follow from: what is predicted changes nothing where the shape is given."""
+ELSEWHERE = ("cli", "cluster", "engine", "env", "testing", "train")
+"""Folders that no simulation imports."""
 Json = Any
 
 
@@ -239,6 +247,26 @@ def _update_s_per_token(cell: Cell, known: WorkloadProfile) -> float:
 
 
 # -- as JSON ----------------------------------------------------------------------------------------------------------
+
+
+def truths_code() -> str:
+    """Hash of all that truths follow from, but for cells and data."""
+    folder = Path(__file__).parent
+    return code_hash(Path(__file__), folder / "_data.py", RECIPE, without=(*PREDICTORS, *ELSEWHERE))
+
+
+def cells_json(cell: Cell, folder: Path | None) -> list[_cells.Cell]:
+    """A cell for `measure`: one for each of its shapes, with what is assumed and where its workload comes from."""
+    more = {"prior": PRIORS[cell.workload], "source": label_of(cell.workload, folder)}
+    return [{**asdict(cell), **more, "shape": shape, "append_tokens": bound} for shape, bound in cell.shapes()]
+
+
+def simulated(given: _cells.Cell, *, folder: Path | None) -> Result:
+    """What `measure` keeps of one of these: `asked`, to be read by `asked_from`."""
+    values: dict[str, Any] = {field.name: given[field.name] for field in fields(Cell)}
+    cell = Cell(**{**values, "load": Load(**given["load"])})
+    return {"asked": [asked_json(each) for each in truth_of(cell, given["shape"], given["append_tokens"], folder)]}
+
 
 _DISTRIBUTIONS = ("turns", "prompt_tokens", "new_tokens", "generated_tokens", "env_s")
 _NUMBERS = ("retained", "turn_overhead_s", "theta", "likeness")

@@ -42,6 +42,8 @@ def workloads(draw: st.DrawFn) -> WorkloadProfile:
         env_s=distribution_of(some(0, 100)),
         retained=draw(st.floats(0, 1)),
         turn_overhead_s=draw(st.floats(0, 3)),
+        theta=draw(st.floats(0, 100)),
+        likeness=draw(st.floats(0, 1)),
     )
 
 
@@ -69,12 +71,19 @@ def batches(draw: st.DrawFn) -> Progress:
     running = draw(st.dictionaries(st.integers(0, 70), st.integers(0, 60), max_size=20))
     groups = draw(st.integers(1, 40))
     total = sum(running.values())
+    needed = draw(st.integers(1, groups))
+    coming_s = draw(st.floats(0, 1e4))
     return Progress(
         batch_trajectories=max(1, total),
         unfinished=total,
         live_groups=groups,
-        needed_groups=draw(st.integers(1, groups)),
+        needed_groups=needed,
         running=running,
+        due_groups=draw(st.integers(0, needed)),
+        due={turns: draw(st.integers(0, count)) for turns, count in running.items()},
+        coming=draw(st.integers(0, 200)),
+        coming_s=coming_s,
+        pause_s=draw(st.floats(0, coming_s)),
     )
 
 

@@ -57,12 +57,6 @@ class Distribution:
         return math.fsum((v - mean) ** 2 * w for v, w in zip(self.values, self.weights, strict=True))
 
     @property
-    def cv(self) -> float:
-        """Standard deviation over mean; 0 where the mean is 0."""
-        mean = self.mean
-        return math.sqrt(self.variance) / mean if mean > 0 else 0.0
-
-    @property
     def largest(self) -> float:
         """The last value."""
         return self.values[-1]

@@ -2,8 +2,9 @@
 
 Law: a profile is refitted once per training step from the turns that ended in it, by an exponential moving average of whole
 distributions. One step moves it by `share` at most, and a value beyond `OUTLIER` times the largest one seen so far counts as
-that, so that one hung tool call or one broken clock moves nothing far; what is not a number 0 .. `LARGEST` is left out and
-counted.
+that, whatever the share: so one hung tool call or one broken clock is one value among those of its step, and no larger than
+`OUTLIER` times a known one. What is not a number 0 .. `LARGEST` is left out and counted. How large the share of a step may be is
+said by whoever counts them (`pearl.elastic.tracker`): of a guess, all of it.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ Laws:
   else is known of the world, in simulation either;
 - what is assumed before anything was seen is dropped once `PRIOR_TRAJECTORIES` trajectories have ended within a step, and counts
   as many until then: it is a guess about some work, a step is the work. Its tail would else stand in every slowest trajectory.
+  In that step its largest values still say what an outlier is (`pearl.core.workload`);
+- what was measured is never dropped for one step, however odd: a step's share is that of its trajectories among all seen, and
+  `share` where that is more. So an odd first step is half forgotten with the second of its size, two thirds with the third.
 """
 
 from __future__ import annotations

@@ -64,3 +64,19 @@ def test_keys_tell_cells_and_code_apart(tmp_path: Path) -> None:
     one = code_hash(more)
     more.write_text("2")
     assert len({one, code_hash(more), code_hash()}) == 3
+
+
+def test_what_is_left_out_of_the_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "src" / "pearl"
+    for name in ("a/b.py", "a/c.py", "d.py"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("1")
+    monkeypatch.setattr(_cells, "ROOT", tmp_path)
+    hashes = {without: code_hash(without=without) for without in ((), ("a",), ("a/b.py",), ("a/b.py", "a/c.py"))}
+    assert hashes["a",] == hashes["a/b.py", "a/c.py"]
+    assert len(set(hashes.values())) == 3
+    (source / "a" / "b.py").write_text("2")
+    again = {without: code_hash(without=without) for without in hashes}
+    assert [hashes[each] == again[each] for each in hashes] == [False, True, True, True]
+    with pytest.raises(FileNotFoundError, match=r"without: got a/x\.py"):
+        code_hash(without=("a/x.py",))

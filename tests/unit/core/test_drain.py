@@ -299,7 +299,8 @@ def drawn(lengths: Distribution, progress: Progress, pace: Pace, draws: int) -> 
             turns = np.full((draws, count), 0.5)
         if pace.waits.variance:
             # Sums of as many draws, one for each turn, of shape 1 / cv ** 2.
-            varying, cv = pace.waits.mean, pace.waits.cv
+            varying = pace.waits.mean
+            cv = math.sqrt(pace.waits.variance) / varying
             # What is left of a turn under way is half of a mean one.
             whole = np.floor(turns)
             turns = turns - varying * whole + varying * rng.gamma(whole / cv**2, cv**2)
@@ -490,6 +491,19 @@ class TestJoined:
         after = joined(before, work(constant(1)), STEADY, 50)
         assert after.population[-1] == pytest.approx(2.0)
         assert after.turns_done[-1] == pytest.approx(float(before.turns_done[-1]))
+
+    def test_nobody_has_done_more_turns_than_there_are(self) -> None:
+        """Those who come make two turns, of which one in ten takes a hundred times as long as the others."""
+        pace = Pace(generates=constant(0.1), waits=Distribution((0.0, 9.0), (0.9, 0.1)))
+        before = drain(constant(60), running({0: 1}))
+        after = joined(before, work(constant(2)), pace, 1000)
+        at = np.cumsum(before.slice_turns) - before.slice_turns / 2
+        waiting = (at > 3) & (at < 8)
+        assert waiting.any()
+        # One of them waits with a chance of 1 - 0.9 ** 2; the one before is alone.
+        assert after.population[waiting] == pytest.approx(1 + 1000 * 0.19, rel=0.02)
+        want = (before.turns_done[waiting] + 190 * 2.0) / 191
+        assert after.turns_done[waiting] == pytest.approx(want, rel=0.02)
 
 
 def test_a_closed_batch_does_not_drain() -> None:

@@ -122,6 +122,10 @@ class TestLikeness:
         want = (between - within) / (between + 3 * within)
         assert likeness_of([[1, 1, 1, 5], [5, 5, 5, 1]]) == pytest.approx(want)
 
+    def test_ties_of_three_values(self) -> None:
+        """Scores -a, 0, a, two each: between 8/3 a^2, within (4 - 8/3) a^2 / 4; whatever a is, that makes (7/3) / (10/3)."""
+        assert likeness_of([[1, 1, 2], [2, 5, 5]]) == pytest.approx(0.7)
+
     def test_all_alike_and_more_unlike_than_chance(self) -> None:
         assert likeness_of([[1, 1], [2, 2], [3, 3, 3]]) == 1.0
         assert likeness_of([[1, 9], [2, 8], [3, 7]]) == 0.0
