@@ -62,14 +62,14 @@ class Case:
 
 
 CASES = [
-    Case(10, (2,), lent=True),
     Case(24, (1,)),
-    Case(41, (2,), lent=True),
     Case(27, (2,)),
     Case(51, (2,), lent=True),
+    Case(27, (1, 2), apart=False),
+    Case(10, (2,), lent=True),
+    Case(41, (2,), lent=True),
     Case(33, (2,)),
     Case(8, (1,)),
-    Case(27, (1, 2), apart=False),
 ]
 
 
@@ -145,7 +145,7 @@ def test_a_fleet_does_not_follow_the_noise_of_what_is_measured(case: Case) -> No
 
 
 def test_without_thresholds_it_would() -> None:
-    # 9, 8, 7 and 4 times.
+    # 7, 9, 7 and 6 times.
     found = [moves(case, NONE) for case in CASES[:4]]
     assert min(found) >= 2, found
     assert sum(found) >= 14, found

@@ -205,7 +205,8 @@ def test_groups_that_begin_too_early_are_found(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(rollout, "admissible_groups", loose(rollout.admissible_groups))
     monkeypatch.setattr(rollout, "close_batch", loose(rollout.close_batch))
-    assert "version 0 in the step of 2" in _found(range(GOOD, GOOD + 1))
+    # In most schedules the scheduler stumbles over them first.
+    assert "version 0 in the step of 2" in _found(range(19, 20))
 
 
 def test_a_turn_that_reads_a_token_more_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

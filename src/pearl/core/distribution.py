@@ -76,8 +76,8 @@ class Distribution:
         return distribution_of([*self.values, *other.values], weights)
 
     def scaled(self, factor: float) -> Distribution:
-        """Every value times a factor > 0."""
-        return Distribution(tuple(v * factor for v in self.values), self.weights)
+        """Every value times a factor > 0; neighbours that are the same number then become one."""
+        return distribution_of([v * factor for v in self.values], self.weights)
 
 
 def constant(value: float) -> Distribution:

@@ -45,6 +45,11 @@ class TestNumbers:
     def test_scaled(self) -> None:
         assert THREE.scaled(0.5) == Distribution((0.0, 1.0, 3.0), (0.25, 0.5, 0.25))
 
+    def test_neighbours_that_scaling_makes_equal(self) -> None:
+        """The smallest numbers there are: a quarter of them is 0."""
+        close = Distribution((5e-324, 1e-323, 1.0), (0.25, 0.25, 0.5))
+        assert close.scaled(0.25) == Distribution((0.0, 0.25), (0.5, 0.5))
+
 
 class TestRefused:
     @pytest.mark.parametrize(
