@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+SETTING = ROOT / "recipes" / "sim" / "qwen3_8b_spot.toml"
+"""The PEARL paper's setting, which simulating benchmarks change."""
 RESULTS = ROOT / "build" / "benchmarks"
 PROCESSES = 2
 

@@ -7,9 +7,10 @@ asked for must be there; what lies beside the project may be absent, as a whole 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from pearl.report.trajectories import read_recording
 from pearl.sim.availability import Availability, recorded_availability, synthetic_availability
 from pearl.sim.presets import preset
 from pearl.sim.recorded import RecordedWorkload
+from pearl.sim.script import Script
 from pearl.sim.workload import Workload
 
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -105,6 +107,26 @@ class Data:
     def _file(self, kind: str, name: str) -> Path | None:
         path = self.folder / kind / name if self.folder is not None else None
         return path if path is not None and path.exists() else None
+
+
+def write_trace(trace: Availability, path: Path) -> Path:
+    """A file for `simulation.availability`."""
+    rows = "".join(f"{at_s:.3f},{gpus}\n" for at_s, gpus in trace)
+    path.write_text(f"time_s,gpus\n{rows}", encoding="utf-8")
+    return path
+
+
+def write_trajectories(scripts: Iterable[tuple[str | None, Script]], path: Path) -> Path:
+    """A file for `workload.trajectories`: each with its task, where that is known."""
+    with path.open("w", encoding="utf-8") as file:
+        for number, (task, script) in enumerate(scripts):
+            turns = [
+                {"input_tokens": turn.input_tokens, "output_tokens": turn.output_tokens, "env_s": round(turn.env_s, 3)}
+                for turn in script.turns
+            ]
+            group = {} if task is None else {"group": task}
+            file.write(json.dumps({"id": str(number), **group, "turns": turns}) + "\n")
+    return path
 
 
 def add_data_argument(parser: argparse.ArgumentParser) -> None:

@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from benchmarks._cells import ROOT, Cell, Result
-from benchmarks._data import Data, find_data
-from benchmarks._paper_world import Fitted, fitted, trajectories_of, write_trajectories
+from benchmarks._cells import SETTING, Cell, Result
+from benchmarks._data import Data, find_data, write_trace, write_trajectories
+from benchmarks._paper_world import Fitted, fitted, scripts_of, trajectories_of
 from pearl.config.load import load_recipe
 from pearl.config.recipe import Recipe
 from pearl.records.journal import ChoiceEntry, JournalEntry, StepEntry, TurnEntry
 from pearl.sim.simulate import simulate
 
-RECIPE = ROOT / "recipes" / "sim" / "qwen3_8b_spot.toml"
 TRACES = ("bamboo_s1_2h", "bamboo_s2_2h", "bamboo_s3_2h")
 GROUP_SIZE = 16
 RESERVED, EXTERNAL, TRAINING = 4, 12, 16
@@ -41,8 +40,6 @@ class PaperCell:
     staleness: int = 1
     shape: str = ""
     tp: tuple[int, ...] = (2,)
-    slots: int = 0
-    """Trajectories in flight at most; 0: two batches."""
     steps: int = 1000
     duration_s: float = 0
     """0: until `steps`."""
@@ -127,7 +124,7 @@ def _recipe(cell: PaperCell, folder: Path) -> Recipe:
         f"rollout.max_context_tokens={cell.context}",
         f"engine.max_context_tokens={cell.context}",
         "rollout.max_turns=1000",
-        f"environment.slots={cell.slots or 2 * cell.batch}",
+        f"environment.slots={2 * cell.batch}",
         f"run.seed={cell.seed}",
         f"run.steps={cell.steps}",
     ]
@@ -137,7 +134,7 @@ def _recipe(cell: PaperCell, folder: Path) -> Recipe:
         overrides.append(f"simulation.duration_s={cell.duration_s}")
     if cell.trace:
         overrides.append(f'simulation.availability="{_trace(cell, folder)}"')
-    return load_recipe(RECIPE, overrides).recipe
+    return load_recipe(SETTING, overrides).recipe
 
 
 def _model(world: Fitted) -> list[str]:
@@ -152,9 +149,10 @@ def _model(world: Fitted) -> list[str]:
 def _trajectories(cell: PaperCell, world: Fitted, folder: Path) -> Path:
     path = folder / "trajectories.jsonl"
     if cell.workload == "section3":
-        return write_trajectories(trajectories_of(world), path)
+        return write_trajectories(scripts_of(trajectories_of(world)), path)
     data = _data(cell)
-    return data.recording(cell.workload) or write_trajectories(data.workload(cell.workload, seed=1).workload, path)
+    recorded = data.recording(cell.workload)
+    return recorded or write_trajectories(scripts_of(data.workload(cell.workload, seed=1).workload), path)
 
 
 def _data(cell: PaperCell) -> Data:
@@ -162,7 +160,4 @@ def _data(cell: PaperCell) -> Data:
 
 
 def _trace(cell: PaperCell, folder: Path) -> Path:
-    found = _data(cell).availability(cell.trace, seed=1)
-    path = folder / f"{cell.trace}.csv"
-    path.write_text("time_s,gpus\n" + "".join(f"{at_s},{gpus}\n" for at_s, gpus in found.trace), encoding="utf-8")
-    return path
+    return write_trace(_data(cell).availability(cell.trace, seed=1).trace, folder / f"{cell.trace}.csv")

@@ -101,13 +101,13 @@ def segments(seeds: int, duration_s: float, models: Sequence[str], traces: Seque
                 PaperCell(model=model, policy="", trace=trace, seed=seed, duration_s=duration_s, workload=workload)
                 for seed in range(seeds)
             ]
-            cells = {name: [_as(cell, policy=name) for cell in seen] for name in (*REALISABLE, PEARL)}
+            cells = {name: [replace(cell, policy=name) for cell in seen] for name in (*REALISABLE, PEARL)}
             # The same on every trace, of which it takes nothing.
-            cells["roll"] = [_as(cell, policy="roll", trace="") for cell in seen]
+            cells["roll"] = [replace(cell, policy="roll", trace="") for cell in seen]
             few = seen[:FEW_SEEDS]
-            cells["static 2P6D"] = [_as(cell, policy="static", shape="2P6D@tp2") for cell in few]
-            cells["roll_large"] = [_as(cell, policy="roll", trace="", gpus=LARGE[trace]) for cell in few]
-            cells[ANY_TP] = [_as(cell, policy=PEARL, tp=TPS) for cell in few]
+            cells["static 2P6D"] = [replace(cell, policy="static", shape="2P6D@tp2") for cell in few]
+            cells["roll_large"] = [replace(cell, policy="roll", trace="", gpus=LARGE[trace]) for cell in few]
+            cells[ANY_TP] = [replace(cell, policy=PEARL, tp=TPS) for cell in few]
             rows.append(Row(title=f"{model} {trace[7:9]}", cells=cells))
     kind = "synthetic trajectories of section 3" if workload == "section3" else f"recorded trajectories ({workload})"
     return Table(title=f"Fig. 5: throughput on spot traces, {kind}", rows=rows)
@@ -121,7 +121,7 @@ def ablation(seeds: int, steps: int) -> Table:
             seen = [PaperCell(model=model, policy="", gpus=gpus, seed=seed, steps=steps) for seed in range(seeds)]
             cells = _shapes(seen, gpus // 2)
             for name in (*REALISABLE[1:], PEARL):
-                cells[name] = [_as(cell, policy=name) for cell in seen]
+                cells[name] = [replace(cell, policy=name) for cell in seen]
             rows.append(Row(title=f"{model} {gpus} GPUs", cells=cells, stated=FIG_7[model, gpus > 4]))
     return Table(title="Fig. 7: fixed rollout GPUs, 16 training GPUs to borrow", rows=rows)
 
@@ -136,14 +136,13 @@ FIG_7 = {
 
 def batches(seeds: int, steps: int) -> Table:
     """Fig. 8: other batches and lengths, 8 rollout GPUs."""
-    settings = [(f"batch {batch}", {"batch": batch}, "+5.3..63.7 %") for batch in (32, 64, 96, 128)]
-    settings += [(f"{k}K tokens", {"context": k * 1024}, "+9.8..26.5 %") for k in (8, 16, 24, 32)]
+    usual = PaperCell(model=DENSE, policy="", gpus=8, seed=0, steps=steps)
+    settings = [(f"batch {batch}", replace(usual, batch=batch), "+5.3..63.7 %") for batch in (32, 64, 96, 128)]
+    settings += [(f"{k}K tokens", replace(usual, context=k * 1024), "+9.8..26.5 %") for k in (8, 16, 24, 32)]
     rows = []
-    for title, changes, stated in settings:
-        seen = [
-            _as(PaperCell(model=DENSE, policy="", gpus=8, seed=seed, steps=steps), **changes) for seed in range(seeds)
-        ]
-        cells = {name: [_as(cell, policy=name) for cell in seen] for name in (*REALISABLE[1:], PEARL)}
+    for title, setting, stated in settings:
+        seen = [replace(setting, seed=seed) for seed in range(seeds)]
+        cells = {name: [replace(cell, policy=name) for cell in seen] for name in (*REALISABLE[1:], PEARL)}
         rows.append(Row(title=title, cells=cells, stated=f"PEARL over RLBoost+ {stated}"))
     return Table(title="Fig. 8: batch and length, Qwen3-8B on 8 GPUs", rows=rows)
 
@@ -180,11 +179,7 @@ def _wait_s(result: Result) -> float:
 def _shapes(cells: Sequence[PaperCell], workers: int) -> dict[str, list[PaperCell]]:
     """All colocated, and every ratio with at most half of the workers, at most six, for prefill."""
     names = [f"{workers}C", *(f"{x}P{workers - x}D" for x in range(1, min(6, workers - 1) + 1))]
-    return {name: [_as(cell, policy="static", shape=f"{name}@tp2") for cell in cells] for name in names}
-
-
-def _as(cell: PaperCell, **changes: object) -> PaperCell:
-    return replace(cell, **changes)  # type: ignore[arg-type]
+    return {name: [replace(cell, policy="static", shape=f"{name}@tp2") for cell in cells] for name in names}
 
 
 # -- what is printed ------------------------------------------------------------------------------------------------

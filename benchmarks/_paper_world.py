@@ -20,6 +20,7 @@ from pearl.core.distribution import Distribution, distribution_of
 from pearl.core.workload import WorkloadProfile
 from pearl.sim.generate import SyntheticWorkload
 from pearl.sim.presets import ALIKE
+from pearl.sim.script import Script
 from pearl.sim.workload import Workload
 
 WORLD = Path(__file__).with_name("paper_world.json")
@@ -87,17 +88,8 @@ def trajectories_of(world: Fitted) -> SyntheticWorkload:
     return SyntheticWorkload(world.profile(), seed=1, likeness=ALIKE)
 
 
-def write_trajectories(workload: Workload, path: Path) -> Path:
-    """A file of trajectories, for `workload.trajectories`."""
-    path.write_text("".join(_lines(workload)), encoding="utf-8")
-    return path
-
-
-def _lines(workload: Workload) -> Iterator[str]:
+def scripts_of(workload: Workload) -> Iterator[tuple[str, Script]]:
+    """As many as a file of trajectories has, each with its task."""
     for task in range(TASKS):
         for attempt in range(ATTEMPTS):
-            turns = [
-                {"input_tokens": turn.input_tokens, "output_tokens": turn.output_tokens, "env_s": round(turn.env_s, 3)}
-                for turn in workload.script(task, attempt).turns
-            ]
-            yield json.dumps({"id": f"{task}-{attempt}", "group": str(task), "turns": turns}) + "\n"
+            yield str(task), workload.script(task, attempt)

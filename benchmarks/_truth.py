@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks import _cells
-from benchmarks._cells import ROOT, Result, code_hash
+from benchmarks._cells import SETTING, Result, code_hash
 from benchmarks._data import Data, find_data
 from benchmarks._predict_cells import PRIORS, Cell, Load
 from pearl.config.load import load_recipe
@@ -51,7 +51,6 @@ PATHS = 80
 FAR = 1_000_000
 """The first group of those."""
 MAX_TURNS = 145
-RECIPE = ROOT / "recipes" / "sim" / "qwen3_8b_spot.toml"
 PREDICTORS = tuple(
     f"core/{name}.py" for name in ("curve", "drain", "feasible", "fluid", "lookup", "pace", "paper_model", "stations")
 )
@@ -197,7 +196,7 @@ def recipe_of(cell: Cell, shape: str, steps: int, update_s: float) -> Recipe:
         f"fleet.overlap_tp={load.tp}",
         f"simulation.train_tokens_per_gpu_s={1 / update_s:.6g}",
     ]
-    return load_recipe(RECIPE, overrides).recipe
+    return load_recipe(SETTING, overrides).recipe
 
 
 def platform_for(cell: Cell) -> Platform:
@@ -252,7 +251,7 @@ def _update_s_per_token(cell: Cell, known: WorkloadProfile) -> float:
 def truths_code() -> str:
     """Hash of all that truths follow from, but for cells and data."""
     folder = Path(__file__).parent
-    return code_hash(Path(__file__), folder / "_data.py", RECIPE, without=(*PREDICTORS, *ELSEWHERE))
+    return code_hash(Path(__file__), folder / "_data.py", SETTING, without=(*PREDICTORS, *ELSEWHERE))
 
 
 def cells_json(cell: Cell, folder: Path | None) -> list[_cells.Cell]:

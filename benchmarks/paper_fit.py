@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from benchmarks._cells import ROOT, Result, code_hash, measure
 from benchmarks._paper_cells import PaperCell, run_cell
+from benchmarks._paper_tables import DENSE, SPARSE
 from benchmarks._paper_world import WORLD, Fitted, fitted, world_hash
 from benchmarks._report import Check, report
 from benchmarks._section3 import (
@@ -26,7 +27,6 @@ from benchmarks._section3 import (
 from pearl.core.priors import platform_prior
 from pearl.silicon.tables import silicon_profiles
 
-DENSE, SPARSE = "qwen3-8b", "qwen3-30b-a3b"
 TRAINING_GPUS = 8
 ALONE = 16
 """Workers and trajectories of the measurement with one on each."""

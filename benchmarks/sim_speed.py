@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import logging
 import math
 import os
@@ -31,7 +30,8 @@ from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 
-from benchmarks._data import Data, add_data_argument, find_data
+from benchmarks._cells import SETTING
+from benchmarks._data import Data, add_data_argument, find_data, write_trace, write_trajectories
 from benchmarks._report import Check, report
 from pearl.cli.recipes import load_arguments
 from pearl.config.check import check_plan
@@ -43,8 +43,6 @@ from pearl.sim.presets import ALIKE
 from pearl.sim.script import Script
 from pearl.sim.simulate import simulate
 
-ROOT = Path(__file__).resolve().parents[1]
-SETTING = ROOT / "recipes" / "sim" / "qwen3_8b_spot.toml"
 SEGMENT = "bamboo_s1_2h"
 SEED = 0
 SEGMENT_S, QUICK_SEGMENT_S = 7200, 1200
@@ -182,26 +180,15 @@ def _recipe(*changes: str) -> Recipe:
 
 def _trace(data: Data, folder: Path) -> tuple[Path, str]:
     """A file of the availability that is replayed, and where it is from."""
-    found, path = data.availability(SEGMENT, seed=SEED), folder / "availability.csv"
-    rows = "".join(f"{at_s:.3f},{gpus}\n" for at_s, gpus in found.trace)
-    path.write_text(f"time_s,gpus\n{rows}", encoding="utf-8")
-    return path, found.label
+    found = data.availability(SEGMENT, seed=SEED)
+    return write_trace(found.trace, folder / "availability.csv"), found.label
 
 
 def _recording(folder: Path) -> Path:
     """A file of trajectories like those of the preset `swe`, of 15 turns each, that fit the context."""
-    path = folder / "trajectories.jsonl"
-    lines = (
-        json.dumps({"id": str(number), "turns": [_turn(script, turn) for turn in range(TURNS)]})
-        for number, script in enumerate(islice(_fitting(), RECORDED))
+    return write_trajectories(
+        ((None, script) for script in islice(_fitting(), RECORDED)), folder / "trajectories.jsonl"
     )
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
-
-
-def _turn(script: Script, turn: int) -> dict[str, float]:
-    one = script.turns[turn]
-    return {"input_tokens": one.input_tokens, "output_tokens": one.output_tokens, "env_s": round(one.env_s, 3)}
 
 
 def _fitting() -> Iterator[Script]:

@@ -19,7 +19,7 @@ from pearl.pipeline.workers import Workers
 from pearl.ports import JournalSink, WorkerSpec
 from pearl.records.ids import GpuId, WeightVersion
 from pearl.report.live import StepReport
-from pearl.report.planning import fleet_of, platform_of, policy_of, situation_of
+from pearl.report.planning import fleet_of, policy_of, situation_of
 from pearl.report.totals import RunTotals
 from pearl.sim.availability import recorded_availability, synthetic_availability
 from pearl.sim.codec import SimCodec
@@ -123,8 +123,8 @@ class _World:
     def __post_init__(self) -> None:
         recipe, simulation = self.recipe, self.recipe.simulation
         hidden = self.hidden
-        self.platform = platform_of(recipe)
         situation = situation_of(recipe)
+        self.platform = situation.profile.platform
         fleet = fleet_of(recipe)
         self.trainer = SimTrainer(
             TrainTimes(

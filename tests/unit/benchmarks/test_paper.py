@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks._cells import Result
+from benchmarks._data import write_trajectories
 from benchmarks._paper_cells import PaperCell, run_cell
 from benchmarks._paper_tables import (
     ANY_TP,
@@ -25,7 +26,7 @@ from benchmarks._paper_tables import (
     name_of,
     segments,
 )
-from benchmarks._paper_world import fitted, log_normal, trajectories_of, world_hash, write_trajectories
+from benchmarks._paper_world import fitted, log_normal, scripts_of, trajectories_of, world_hash
 from benchmarks.paper import checks_of, ratio_to, tables
 from pearl.core.workload import WorkloadProfile
 from pearl.report.workload_file import read_workload
@@ -46,7 +47,7 @@ class TestWorld:
 
     def test_written_trajectories_have_the_fitted_means(self, tmp_path: Path) -> None:
         for world in fitted().values():
-            path = write_trajectories(trajectories_of(world), tmp_path / "t.jsonl")
+            path = write_trajectories(scripts_of(trajectories_of(world)), tmp_path / "t.jsonl")
             found, want = read_workload(path), world.profile()
             assert len(path.read_text().splitlines()) == 1024
             # Attempts are alike: 64 tasks tell the mean of their numbers of turns no better than to some 10 %.
